@@ -1,0 +1,31 @@
+/* muvox: memory-efficient operators on sets of rows. All headers, and what describes the library itself. */
+#ifndef MUVOX_MUVOX_H
+#define MUVOX_MUVOX_H
+
+#include "aggregate.h"
+#include "attention.h"
+#include "gravnet.h"
+#include "knn.h"
+#include "pool.h"
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* "major.minor.patch" of the library in the process. */
+MUVOX_API const char *muvox_version(void);
+
+/* "MUVOX_OK", "MUVOX_BAD_ARGUMENT", …; "unknown" for any other value. */
+MUVOX_API const char *muvox_status_name(muvox_status status);
+
+/* The kernels that a context with MUVOX_SIMD_AUTO runs now: "reference", "portable", "avx2" or "avx512". */
+MUVOX_API const char *muvox_simd_name(void);
+
+/* Compiler and the kernels that were built, on one line. */
+MUVOX_API const char *muvox_build_info(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

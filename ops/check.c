@@ -1,0 +1,128 @@
+#include "check.h"
+
+const char *dtype_name(muvox_dtype dtype)
+{
+    static const char *const names[] = {"half", "bfloat16", "float", "double", "int32", "uint8"};
+
+    return (unsigned)dtype < sizeof names / sizeof *names ? names[dtype] : "unknown dtype";
+}
+
+muvox_status check_call(muvox_context *ctx, const char *op, size_t given, size_t needed)
+{
+    if (!ctx) return MUVOX_BAD_ARGUMENT;
+    if (ctx->struct_size < sizeof *ctx) return MUVOX_BAD_ARGUMENT; /* too small to hold a message */
+    ctx->message[0] = 0;
+    REQUIRE(given >= needed, MUVOX_BAD_ARGUMENT, "%s: descriptor has struct_size %zu, this library needs %zu", op,
+            given, needed);
+    REQUIRE(ctx->threads >= 0, MUVOX_BAD_ARGUMENT, "%s: context has %d threads, expected 0 (all) or more", op,
+            ctx->threads);
+    REQUIRE((unsigned)ctx->simd <= MUVOX_SIMD_AVX512, MUVOX_BAD_ARGUMENT, "%s: context has unknown simd %d", op,
+            (int)ctx->simd);
+    REQUIRE(!ctx->alloc == !ctx->free, MUVOX_BAD_ARGUMENT, "%s: context has only one of alloc and free", op);
+    return MUVOX_OK;
+}
+
+muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *sets)
+{
+    const int64_t *splits = sets->splits, S = sets->count;
+
+    REQUIRE(S >= 0 && sets->rows >= 0, MUVOX_BAD_ARGUMENT, "%s: sets has %lld sets of %lld rows, expected 0 or more", op,
+            (long long)S, (long long)sets->rows);
+    if (!splits) {
+        REQUIRE(sets->size >= 0 && (S == 0 || sets->rows / S == sets->size) && sets->rows == S * sets->size,
+                MUVOX_BAD_ARGUMENT, "%s: %lld sets of %lld rows do not make %lld rows", op, (long long)S,
+                (long long)sets->size, (long long)sets->rows);
+        REQUIRE(sets->size <= INT32_MAX, MUVOX_UNSUPPORTED, "%s: a set of %lld rows, at most %d are supported", op,
+                (long long)sets->size, INT32_MAX);
+        return MUVOX_OK;
+    }
+    REQUIRE(splits[0] == 0, MUVOX_BAD_ARGUMENT, "%s: splits begin at %lld, expected 0", op, (long long)splits[0]);
+    REQUIRE(splits[S] == sets->rows, MUVOX_BAD_ARGUMENT, "%s: splits end at %lld, expected the number of rows, %lld", op,
+            (long long)splits[S], (long long)sets->rows);
+    for (int64_t s = 0; s < S; s++) {
+        REQUIRE(splits[s] <= splits[s + 1], MUVOX_BAD_ARGUMENT,
+                "%s: splits decrease from %lld to %lld at set %lld, expected non-decreasing values", op,
+                (long long)splits[s], (long long)splits[s + 1], (long long)s);
+        REQUIRE(splits[s + 1] - splits[s] <= INT32_MAX, MUVOX_UNSUPPORTED,
+                "%s: a set of %lld rows, at most %d are supported", op, (long long)(splits[s + 1] - splits[s]),
+                INT32_MAX);
+    }
+    return MUVOX_OK;
+}
+
+static muvox_status check_shape(muvox_context *ctx, const char *op, const char *name, const muvox_matrix *m,
+                                int64_t rows, int64_t cols)
+{
+    REQUIRE(m->rows == rows, MUVOX_BAD_SHAPE, "%s: %s has %lld rows, expected %lld", op, name, (long long)m->rows,
+            (long long)rows);
+    if (cols < 0)
+        REQUIRE(m->cols >= 1, MUVOX_BAD_SHAPE, "%s: %s has width %lld, expected at least 1", op, name,
+                (long long)m->cols);
+    else
+        REQUIRE(m->cols == cols, MUVOX_BAD_SHAPE, "%s: %s has width %lld, expected %lld", op, name, (long long)m->cols,
+                (long long)cols);
+    REQUIRE(m->data || rows == 0, MUVOX_BAD_ARGUMENT, "%s: %s is missing", op, name);
+    return MUVOX_OK;
+}
+
+muvox_status check_matrix(muvox_context *ctx, const char *op, const char *name, const muvox_matrix *m, int64_t rows,
+                          int64_t cols)
+{
+    FORWARD(check_shape(ctx, op, name, m, rows, cols));
+    REQUIRE(m->row_stride >= 0 && m->set_stride >= 0, MUVOX_BAD_ARGUMENT,
+            "%s: %s has strides %lld and %lld, expected 0 or more", op, name, (long long)m->set_stride,
+            (long long)m->row_stride);
+    return MUVOX_OK;
+}
+
+muvox_status check_output(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows,
+                          int64_t cols, muvox_dtype dtype)
+{
+    const muvox_matrix shape = {m->data, m->dtype, m->rows, m->cols, m->row_stride, m->set_stride};
+
+    if (!m->data) return MUVOX_OK; /* not wanted */
+    FORWARD(check_shape(ctx, op, name, &shape, rows, cols));
+    REQUIRE(rows <= 1 || m->row_stride >= cols, MUVOX_BAD_ARGUMENT, "%s: rows of %s overlap (stride %lld, width %lld)",
+            op, name, (long long)m->row_stride, (long long)cols);
+    REQUIRE(m->dtype == dtype, MUVOX_BAD_DTYPE, "%s: %s is %s, expected %s", op, name, dtype_name(m->dtype),
+            dtype_name(dtype));
+    return MUVOX_OK;
+}
+
+muvox_status check_given(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows)
+{
+    REQUIRE(m->data || rows == 0, MUVOX_BAD_ARGUMENT, "%s: backward needs %s, which forward was not asked for", op, name);
+    return MUVOX_OK;
+}
+
+muvox_status check_floating(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype)
+{
+    REQUIRE(dtype == MUVOX_F16 || dtype == MUVOX_BF16 || dtype == MUVOX_F32 || dtype == MUVOX_F64, MUVOX_BAD_DTYPE,
+            "%s: %s is %s, expected half, bfloat16, float or double", op, name, dtype_name(dtype));
+    return MUVOX_OK;
+}
+
+muvox_status check_same_dtype(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype,
+                              const char *other, muvox_dtype expected)
+{
+    REQUIRE(dtype == expected, MUVOX_BAD_DTYPE, "%s: %s is %s and %s is %s, expected one dtype for both", op, name,
+            dtype_name(dtype), other, dtype_name(expected));
+    return MUVOX_OK;
+}
+
+muvox_status check_aggregates(muvox_context *ctx, const char *op, muvox_aggregates aggregates)
+{
+    const int n = aggregate_count(aggregates);
+
+    REQUIRE(n >= 1 && (n == MAX_AGGREGATES || aggregates >> 4 * n == 0), MUVOX_BAD_ARGUMENT,
+            "%s: aggregates is 0x%x, expected one or more of mean, max, absmax, sum", op, (unsigned)aggregates);
+    for (int a = 0; a < n; a++) {
+        REQUIRE(aggregate_at(aggregates, a) <= MUVOX_SUM, MUVOX_BAD_ARGUMENT,
+                "%s: aggregates has unknown number %d, expected mean, max, absmax or sum", op,
+                (int)aggregate_at(aggregates, a));
+        for (int b = 0; b < a; b++)
+            REQUIRE(aggregate_at(aggregates, a) != aggregate_at(aggregates, b), MUVOX_BAD_ARGUMENT,
+                    "%s: aggregates has number %d twice", op, (int)aggregate_at(aggregates, a));
+    }
+    return MUVOX_OK;
+}

@@ -1,0 +1,88 @@
+/* Errors are values: a check fills ctx->message and returns a status, FORWARD passes a status up.
+ * Checks stand apart from compute, one function per operator, shared by the CPU and CUDA. */
+#ifndef MUVOX_OPS_CHECK_H
+#define MUVOX_OPS_CHECK_H
+
+#include "muvox/types.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#define REQUIRE(cond, status, ...)                                                                                     \
+    do {                                                                                                               \
+        if (!(cond)) {                                                                                                 \
+            snprintf(ctx->message, sizeof ctx->message, __VA_ARGS__);                                                  \
+            return (status);                                                                                           \
+        }                                                                                                              \
+    } while (0)
+
+#define FORWARD(call)                                                                                                  \
+    do {                                                                                                               \
+        muvox_status status_ = (call);                                                                                 \
+        if (status_ != MUVOX_OK) return status_;                                                                       \
+    } while (0)
+
+#define MAX_AGGREGATES 8
+
+/* "half", "bfloat16", …: how messages name a dtype. */
+const char *dtype_name(muvox_dtype dtype);
+
+/* Context and descriptor have the size this library knows; clears the message. */
+muvox_status check_call(muvox_context *ctx, const char *op, size_t given, size_t needed);
+
+/* Sets are well formed: counts are not negative, splits run from 0 to rows and never decrease. */
+muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *sets);
+
+/* Shape and strides of an input or of a wanted output; cols < 0: any width of at least 1. */
+muvox_status check_matrix(muvox_context *ctx, const char *op, const char *name, const muvox_matrix *m, int64_t rows,
+                          int64_t cols);
+muvox_status check_output(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows,
+                          int64_t cols, muvox_dtype dtype);
+
+/* What forward made for backward is there. */
+muvox_status check_given(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows);
+
+/* half, bfloat16, float or double. */
+muvox_status check_floating(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype);
+
+/* m has the dtype of another argument. */
+muvox_status check_same_dtype(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype,
+                              const char *other, muvox_dtype expected);
+
+/* At least one aggregate, all of them known, none twice. */
+muvox_status check_aggregates(muvox_context *ctx, const char *op, muvox_aggregates aggregates);
+
+/* The aggregates one by one. */
+static inline int aggregate_count(muvox_aggregates aggregates)
+{
+    int n = 0;
+
+    while (n < MAX_AGGREGATES && (aggregates >> 4 * n & 15)) n++;
+    return n;
+}
+
+static inline muvox_aggregate_kind aggregate_at(muvox_aggregates aggregates, int a)
+{
+    return (muvox_aggregate_kind)(aggregates >> 4 * a & 15);
+}
+
+/* How many of them have a winner: one block of columns of `winners` each, in order. */
+static inline int winner_count(muvox_aggregates aggregates)
+{
+    int n = 0;
+
+    for (int a = 0; a < aggregate_count(aggregates); a++) {
+        const muvox_aggregate_kind kind = aggregate_at(aggregates, a);
+
+        n += kind == MUVOX_MAX || kind == MUVOX_ABSMAX;
+    }
+    return n;
+}
+
+/* Winners of aggregation are ranks: a byte holds them up to this k. */
+static inline muvox_dtype rank_dtype(int64_t k)
+{
+    return k <= 254 ? MUVOX_U8 : MUVOX_I32;
+}
+
+#endif
