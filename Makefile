@@ -1,0 +1,70 @@
+# Thin names for commands. `make demo` and `make test` do everything on a fresh Debian 12 or Ubuntu 24.04.
+PYTHON ?= python3
+BIN    := .venv/bin
+MESON  := PATH="$(CURDIR)/$(BIN):$$PATH" meson
+C_FILES = $(shell find include ops bindings/torch tests/c -name '*.[ch]' -o -name '*.inc' -o -name '*.cpp' -o -name '*.hpp')
+# What goes into the installed package: a change here installs it again.
+PACKAGE := $(shell find include ops bindings meson.build meson_options.txt muvox.map pyproject.toml -type f \
+             -not -path '*/__pycache__/*') README.md
+# `make test` compiles with warnings as errors; `make demo` shall not fail because a newer compiler warns of more.
+WERROR := false
+test test-all: WERROR := true
+# Sanitizers slow the tests down and must stop at what they find.
+SANITIZE := CK_TIMEOUT_MULTIPLIER=10 ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1 \
+            UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
+.PHONY: build demo test test-all check-c check-sanitize check-install check-python check-format format clean
+
+build: .venv/installed build/build.ninja
+	$(MESON) compile -C build
+
+demo: build
+	$(BIN)/python -m muvox demo
+
+# Stops at the first part that fails.
+test: build check-format check-c check-sanitize check-install check-python
+
+test-all: PYTEST := -m ""
+test-all: test
+
+check-c: build
+	$(MESON) configure build -Dwerror=true
+	$(MESON) test -C build -v
+
+check-sanitize: build build-sanitize/build.ninja
+	$(SANITIZE) $(MESON) test -C build-sanitize -v
+
+check-install: build
+	BIN=$(BIN) scripts/check-install build
+
+PYTEST ?= -m "not slow"
+check-python: build
+	$(BIN)/python -m pytest $(PYTEST)
+
+check-format: .venv/installed
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+
+format: .venv/installed
+	$(BIN)/clang-format -i $(C_FILES)
+
+clean:
+	rm -rf build build-* .venv demo
+
+.venv/requirements: scripts/system-packages scripts/constraints.txt
+	PYTHON="$(PYTHON)" scripts/system-packages
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c scripts/constraints.txt meson-python meson ninja
+	touch $@
+
+# The build folder is kept, so that only what changed is compiled again.
+.venv/installed: .venv/requirements $(PACKAGE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --no-build-isolation -c scripts/constraints.txt \
+	    --config-settings=build-dir=build-wheel '.[train,test]'
+	touch $@
+
+build/build.ninja: | .venv/requirements
+	$(MESON) setup build -Dtests=enabled -Dwerror=$(WERROR)
+
+build-sanitize/build.ninja: | .venv/requirements
+	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dwerror=true -Dbuildtype=debugoptimized \
+	    -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all
