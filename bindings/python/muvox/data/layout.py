@@ -1,0 +1,81 @@
+"""What a scan file holds: column names, the grid, the materials, one volume."""
+from dataclasses import dataclass
+
+import numpy as np
+
+FORMAT = "muvox-scans"
+VERSION = 1
+SPLITS = ("training", "validation")
+
+# The muon columns muvox knows, with their units. Those X0Net reads must be there, the others are needed for maps only.
+COLUMNS = {
+    "pred_x0": "m",
+    "dtheta": "rad",
+    "dphi": "rad",
+    "total_scatter": "rad",
+    "theta_x_in": "rad",
+    "theta_y_in": "rad",
+    "theta_x_out": "rad",
+    "theta_y_out": "rad",
+    "x_in": "m",
+    "y_in": "m",
+    "x_out": "m",
+    "y_out": "m",
+    "poca_x": "m",
+    "poca_y": "m",
+    "poca_z": "m",
+    "dx": "m",
+    "dy": "m",
+    "p": "GeV",
+}
+REQUIRED = ("pred_x0", "theta_x_in", "theta_y_in", "theta_x_out", "theta_y_out", "poca_x", "poca_y", "poca_z", "dx", "dy")
+
+
+class ScanError(ValueError):
+    """A scan file that cannot be used; the message is one line that names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Voxels of a volume: `shape` (x, y, z), corner `origin` and `voxel_size`, m."""
+
+    shape: tuple[int, int, int]
+    origin: tuple[float, float, float]
+    voxel_size: tuple[float, float, float]
+
+    @property
+    def voxels(self) -> int:
+        return int(np.prod(self.shape))
+
+    def centres(self) -> np.ndarray:
+        """(voxels, 3) float32, m: origin + (index + ½) · size, in the order of a raveled (x, y, z) array."""
+        index = np.indices(self.shape).reshape(3, -1).T
+        return (np.asarray(self.origin) + (index + 0.5) * np.asarray(self.voxel_size)).astype(np.float32)
+
+    def corner(self, n: int) -> "Grid":
+        """The voxels with all indices below n."""
+        return Grid(tuple(min(n, side) for side in self.shape), self.origin, self.voxel_size)
+
+    def __str__(self) -> str:
+        size = " × ".join(f"{edge:g}" for edge in self.voxel_size)
+        return f"{' × '.join(map(str, self.shape))} voxels of {size} m from {tuple(map(float, self.origin))}"
+
+
+@dataclass(frozen=True)
+class Materials:
+    """Material classes: `names` and radiation lengths `x0`, m."""
+
+    names: tuple[str, ...]
+    x0: tuple[float, ...]
+
+
+@dataclass
+class Volume:
+    """One volume. Truth (`x0`, `material`: shape of the grid; `background`) is None in a scan of the unknown."""
+
+    muons: np.ndarray  # (muons, columns) float32
+    volume_id: int
+    split: int = 0
+    x0: np.ndarray | None = None
+    material: np.ndarray | None = None
+    background: int | None = None
