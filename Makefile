@@ -39,6 +39,7 @@ check-install: build
 
 PYTEST ?= -m "not slow"
 check-python: build
+	sed -n '/^```python$$/,/^```$$/p' README.md | sed '/^```/d' | $(BIN)/python -
 	$(BIN)/python -m pytest $(PYTEST)
 
 check-format: .venv/installed
