@@ -1,5 +1,7 @@
 #include "check.h"
 
+#include "sets.h"
+
 const char *dtype_name(muvox_dtype dtype)
 {
     static const char *const names[] = {"half", "bfloat16", "float", "double", "int32", "uint8"};
@@ -124,5 +126,41 @@ muvox_status check_aggregates(muvox_context *ctx, const char *op, muvox_aggregat
             REQUIRE(aggregate_at(aggregates, a) != aggregate_at(aggregates, b), MUVOX_BAD_ARGUMENT,
                     "%s: aggregates has number %d twice", op, (int)aggregate_at(aggregates, a));
     }
+    return MUVOX_OK;
+}
+
+muvox_status check_neighbour_count(muvox_context *ctx, const char *op, int64_t k)
+{
+    REQUIRE(k >= 1 && k <= INT32_MAX, MUVOX_BAD_ARGUMENT, "%s: k is %lld, expected 1 to %d", op, (long long)k,
+            INT32_MAX);
+    return MUVOX_OK;
+}
+
+muvox_status check_neighbours(muvox_context *ctx, const char *op, const int32_t *neighbours, int64_t row_stride,
+                              int64_t set_stride, int64_t k, const muvox_sets *sets)
+{
+    const muvox_matrix strides = {.row_stride = row_stride, .set_stride = set_stride};
+
+    for (int64_t s = 0; s < sets->count; s++) {
+        const int64_t M = set_rows(sets, s);
+
+        for (int64_t i = 0; i < M; i++) {
+            const int32_t *row = neighbours + ROW(&strides, sets, s, i);
+
+            for (int64_t r = 0; r < k; r++)
+                REQUIRE(row[r] >= -1 && row[r] < M, MUVOX_BAD_ARGUMENT,
+                        "%s: neighbours has %d in row %lld of set %lld, expected -1 to %lld", op, (int)row[r],
+                        (long long)i, (long long)s, (long long)M - 1);
+        }
+    }
+    return MUVOX_OK;
+}
+
+muvox_status check_same_arithmetic(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype,
+                                   const char *other, muvox_dtype other_dtype)
+{
+    REQUIRE((dtype == MUVOX_F64) == (other_dtype == MUVOX_F64), MUVOX_BAD_DTYPE,
+            "%s: %s is %s and %s is %s, double goes with double only", op, name, dtype_name(dtype), other,
+            dtype_name(other_dtype));
     return MUVOX_OK;
 }

@@ -49,6 +49,17 @@ muvox_status check_floating(muvox_context *ctx, const char *op, const char *name
 muvox_status check_same_dtype(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype,
                               const char *other, muvox_dtype expected);
 
+/* k is at least 1 and fits a neighbour's 32 bits. */
+muvox_status check_neighbour_count(muvox_context *ctx, const char *op, int64_t k);
+
+/* Every neighbour is a row of its set, or −1. */
+muvox_status check_neighbours(muvox_context *ctx, const char *op, const int32_t *neighbours, int64_t row_stride,
+                              int64_t set_stride, int64_t k, const muvox_sets *sets);
+
+/* coords (or weights) and feats compute in one arithmetic: both double, or neither. */
+muvox_status check_same_arithmetic(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype,
+                                   const char *other, muvox_dtype other_dtype);
+
 /* At least one aggregate, all of them known, none twice. */
 muvox_status check_aggregates(muvox_context *ctx, const char *op, muvox_aggregates aggregates);
 

@@ -20,6 +20,12 @@ static inline size_t aligned_bytes(size_t bytes)
 muvox_status workspace_alloc(muvox_context *ctx, const char *op, size_t each, int threads, void **block);
 void         workspace_free(muvox_context *ctx, void *block);
 
+/* A part of a workspace. Layouts are also computed with base NULL, to count bytes, so this is not pointer arithmetic. */
+static inline void *part_of(void *base, size_t offset)
+{
+    return (void *)((uintptr_t)base + offset);
+}
+
 /* How many threads work on so many independent items. */
 int threads_for(const muvox_context *ctx, int64_t items);
 

@@ -26,23 +26,27 @@
 #define PRODUCT_VECS 2
 #endif
 
-/* Tile sizes of attention: rows of queries, and keys across the vector lanes. */
-enum { QUERIES = 64, KEYS = 64 };
+/* Rows of one work item of a search, and the tiles of attention: rows of queries, and keys across the vector lanes. */
+enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
 
 #define REAL float
 #define INT  int32_t
+#define FMA     fmaf
 #define NAME(f) f##_f32
 #include "kernels.inc"
 #undef REAL
 #undef INT
+#undef FMA
 #undef NAME
 
 #define REAL double
 #define INT  int64_t
+#define FMA     fma
 #define NAME(f) f##_f64
 #include "kernels.inc"
 #undef REAL
 #undef INT
+#undef FMA
 #undef NAME
 
 #define TABLE(suffix)                                                                                                  \

@@ -15,6 +15,32 @@
             set_element(op->name.data, op->name.dtype, ROW(&op->name, &op->sets, s, i) + (c), value);                  \
     } while (0)
 
+/* |x_i − x_j|² in float (double for double), as knn.h defines it. */
+double distance2_reference(const muvox_matrix *coords, const muvox_sets *sets, int64_t s, int64_t i, int64_t j);
+
+/* The row that comes after `last` (−1: before all) among the neighbours of row i, −1 after the last one. */
+int64_t next_nearest_reference(const muvox_matrix *coords, const muvox_sets *sets, int64_t s, int64_t i, int64_t last);
+
+/* The neighbours of one row and their weights; rows[r] = −1 is no neighbour. */
+typedef struct {
+    int64_t        k;
+    const int64_t *rows;
+    const double  *weights;
+} muvox_neighbourhood;
+
+/* One output of aggregate.h: feature f of the aggregate `kind` for a row of set s, and the rank that won it, or −1. */
+double aggregate_reference(muvox_aggregate_kind kind, const muvox_matrix *feats, const muvox_sets *sets, int64_t s,
+                           int64_t f, const muvox_neighbourhood *around, int64_t *winner);
+
+/* dm[r,f] of aggregate.h for row i of set s. */
+double dm_reference(muvox_aggregates aggregates, const muvox_matrix *grad_out, const muvox_output *winners,
+                    const muvox_matrix *feats, const muvox_sets *sets, int64_t s, int64_t i, int64_t f, int64_t r,
+                    const muvox_neighbourhood *around);
+
+/* A saved rank, whose "none" is 255 in a byte and −1 in 32 bits. */
+int64_t rank_element(const muvox_output *winners, int64_t at);
+void    set_rank(const muvox_output *winners, int64_t at, int64_t rank);
+
 muvox_status knn_forward_reference(muvox_context *ctx, const muvox_knn *op);
 muvox_status knn_backward_reference(muvox_context *ctx, const muvox_knn *op);
 muvox_status aggregate_forward_reference(muvox_context *ctx, const muvox_aggregate *op);
