@@ -1,0 +1,18 @@
+"""Memory-efficient set operators for muon tomography: the pair tensor (voxels, muons, muons) never exists.
+
+`muvox.ops` holds the operators, all of them also here; `muvox.nn` the network blocks built on them.
+"""
+
+import importlib
+
+from muvox import _library
+from muvox.ops import aggregate, attention, gravnet, knn, pool
+
+__version__ = _library.version()
+__all__ = ["aggregate", "attention", "gravnet", "knn", "nn", "ops", "pool"]
+
+
+def __getattr__(name):
+    if name == "nn":  # loaded when first used: who needs the operators alone does not wait for it
+        return importlib.import_module("muvox.nn")
+    raise AttributeError(f"module 'muvox' has no attribute {name!r}")

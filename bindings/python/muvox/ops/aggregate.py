@@ -1,0 +1,84 @@
+"""Weighted aggregation over given neighbours."""
+
+import torch
+
+from muvox.ops import _common as common
+
+
+def aggregate(feats, neighbours, weights, *, splits=None, aggregates=("mean", "max")):
+    """Aggregates m_ir = weights_ir · feats_j, j = neighbours_ir, over the places r of row i that hold a neighbour.
+
+    mean divides by the number of neighbours; ties of max and absmax go to the lowest place; absmax is max |m|. A row
+    without neighbours gives 0.
+
+    Args:
+        feats: (…, M, F), or (N, F) with splits; half, bfloat16, float or double.
+        neighbours: int32 (…, M, k) or (N, k), row numbers within the set; −1 = none.
+        weights: (…, M, k) or (N, k), half, bfloat16 or float, double exactly if feats is double; read where there is a
+            neighbour.
+        splits: int64 (S + 1): where the sets of a ragged batch begin and end.
+        aggregates: one or more of "mean", "max", "absmax", "sum", in the order of the output.
+
+    Returns:
+        (…, M, n · F) or (N, n · F), dtype of feats: one block of F columns for each of the n aggregates.
+        Differentiable in feats and weights.
+
+    Raises:
+        ValueError, RuntimeError: wrong dimensions, dtype, splits or aggregates, or a neighbour outside its set.
+
+    Memory: the output. Saved for backward: inputs and, for each of max and absmax, N · F winners of 1 byte (4 if
+    k > 254). Nothing of size N · k · F. Every run gives the same bits.
+
+    Under autocast feats goes to the autocast dtype, weights stay as they are.
+
+    Example:
+        >>> neighbours, distance2 = muvox.knn(coords, 20)
+        >>> out = muvox.aggregate(feats, neighbours, torch.exp(-distance2))
+    """
+    code, save = common.encode("aggregate", aggregates), common.needs_grad(feats, weights)
+    feats, neighbours, weights, splits, lead = common.flatten(
+        "aggregate", splits, feats=feats, neighbours=neighbours, weights=weights
+    )
+    return common.restore(torch.ops.muvox.aggregate(feats, neighbours, weights, splits, code, save)[0], lead)
+
+
+@torch.library.register_fake("muvox::aggregate")
+def _fake(feats, neighbours, weights, splits, aggregates, save):
+    rows = common.check_rows("aggregate", splits, feats=feats, neighbours=neighbours, weights=weights)
+    width, winners = feats.shape[-1], common.winner_blocks(aggregates)
+    return (
+        common.empty(feats, (*rows, common.blocks(aggregates) * width)),
+        common.empty(
+            feats,
+            (*rows, winners * width) if save and winners else None,
+            common.rank_dtype(neighbours.shape[-1]),
+        ),
+    )
+
+
+@torch.library.register_fake("muvox::aggregate_backward")
+def _fake_backward(grad_out, feats, neighbours, weights, splits, winners, aggregates, wanted):
+    common.check_rows(
+        "aggregate", splits, feats=feats, neighbours=neighbours, weights=weights, grad_out=grad_out
+    )
+    return common.empty_gradients(wanted, feats, weights)
+
+
+def _setup(ctx, inputs, output):
+    feats, neighbours, weights, splits, ctx.aggregates, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(feats, neighbours, weights, splits, output[1])
+
+
+def _backward(ctx, grad_out, _winners):
+    needed = (ctx.needs_input_grad[0], ctx.needs_input_grad[2])
+    if grad_out is None or not any(needed):
+        return (None,) * 6
+    gradients = torch.ops.muvox.aggregate_backward(grad_out, *ctx.saved_tensors, ctx.aggregates, common.mask(needed))
+    grad_feats, grad_weights = common.only(needed, gradients)
+    return grad_feats, None, grad_weights, None, None, None
+
+
+torch.library.register_autograd("muvox::aggregate", _backward, setup_context=_setup)
+common.refuse_second_derivative("aggregate")
+common.register_autocast("aggregate", places=(0,))

@@ -1,0 +1,46 @@
+/* Makes the operators known to torch when the shared object is loaded, and unknown when it goes. */
+#include "box.h"
+
+#include <stdio.h>
+
+/* One line per operator: what X_operators of X.c holds. */
+#define OPERATORS(X)                                                                                                   \
+    X(knn)                                                                                                             \
+    X(gravnet)                                                                                                         \
+    X(aggregate)                                                                                                       \
+    X(attention)                                                                                                       \
+    X(pool)
+
+#define DECLARE(op) extern const box_operator op##_operators[2]; /* forward and backward */
+#define LIST(op) op##_operators,
+
+OPERATORS(DECLARE)
+
+static const box_operator *const operators[] = {OPERATORS(LIST)};
+static TorchLibraryHandle        definitions, kernels;
+
+static AOTITorchError add(const box_operator *op)
+{
+    return aoti_torch_library_def(definitions, op->schema) ||
+           torch_library_impl(kernels, op->name, op->function, TORCH_FLOOR);
+}
+
+/* torch prints the cause of a failure; the Python package then finds the operator missing. */
+__attribute__((constructor)) static void load(void)
+{
+    if (aoti_torch_library_init_def("muvox", __FILE__, __LINE__, &definitions) ||
+        aoti_torch_library_init_impl("muvox", "CPU", __FILE__, __LINE__, &kernels)) {
+        fputs("muvox: torch refuses to register the operators\n", stderr);
+        return;
+    }
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
+        for (int direction = 0; direction < 2; direction++)
+            if (add(&operators[i][direction]))
+                fprintf(stderr, "muvox: torch refuses to register %s\n", operators[i][direction].name);
+}
+
+__attribute__((destructor)) static void unload(void)
+{
+    if (kernels) aoti_torch_delete_library_object(kernels);
+    if (definitions) aoti_torch_delete_library_object(definitions);
+}
