@@ -15,8 +15,8 @@ static void aggregate(StableIValue *stack, uint64_t arguments, uint64_t results)
     op.feats = box_rows(&box, 0, "feats");
     op.neighbours = box_rows(&box, 1, "neighbours");
     op.weights = box_rows(&box, 2, "weights");
-    op.out = box_new_rows(&box, true, op.feats.dtype, blocks * op.feats.cols);
-    op.winners = box_new_rows(&box, save && winners, op.neighbours.cols <= 254 ? MUVOX_U8 : MUVOX_I32,
+    op.out = box_new_rows(&box, "out", true, op.feats.dtype, blocks * op.feats.cols);
+    op.winners = box_new_rows(&box, "winners", save && winners, op.neighbours.cols <= 254 ? MUVOX_U8 : MUVOX_I32,
                               winners * op.feats.cols);
     box_close(&box, BOX_RUN(&box, muvox_aggregate_forward(&box.ctx, &op)));
 }
@@ -36,14 +36,15 @@ static void aggregate_backward(StableIValue *stack, uint64_t arguments, uint64_t
     op.neighbours = box_rows(&box, 2, "neighbours");
     op.weights = box_rows(&box, 3, "weights");
     if (box_has(&box, 5)) op.winners = box_saved(box_rows(&box, 5, "winners"));
-    op.grad_feats = box_new_rows(&box, wanted & 1, op.feats.dtype, op.feats.cols);
-    op.grad_weights = box_new_rows(&box, wanted & 2, op.weights.dtype, op.weights.cols);
+    op.grad_feats = box_new_rows(&box, "grad_feats", wanted & 1, op.feats.dtype, op.feats.cols);
+    op.grad_weights = box_new_rows(&box, "grad_weights", wanted & 2, op.weights.dtype, op.weights.cols);
     box_close(&box, BOX_RUN(&box, muvox_aggregate_backward(&box.ctx, &op)));
 }
 
 const box_operator aggregate_operators[2] = {
-    BOX_OPERATOR(aggregate, "(Tensor feats, Tensor neighbours, Tensor weights, Tensor splits, int aggregates, bool save)"
-                            " -> (Tensor out, Tensor winners)"),
+    BOX_OPERATOR(aggregate,
+                 "(Tensor feats, Tensor neighbours, Tensor weights, Tensor splits, int aggregates, bool save)"
+                 " -> (Tensor out, Tensor winners)"),
     BOX_OPERATOR(aggregate_backward,
                  "(Tensor grad_out, Tensor feats, Tensor neighbours, Tensor weights, Tensor splits, Tensor winners,"
                  " int aggregates, int wanted) -> (Tensor grad_feats, Tensor grad_weights)"),

@@ -55,11 +55,16 @@ static bool dtype_of(int32_t code, muvox_dtype *dtype, const char **name)
         int         dtype;
         const char *name;
     } known[] = {
-        {aoti_torch_dtype_float32(), MUVOX_F32, "float"},  {aoti_torch_dtype_float64(), MUVOX_F64, "double"},
-        {aoti_torch_dtype_float16(), MUVOX_F16, "half"},   {aoti_torch_dtype_bfloat16(), MUVOX_BF16, "bfloat16"},
-        {aoti_torch_dtype_int32(), MUVOX_I32, "int32"},    {aoti_torch_dtype_uint8(), MUVOX_U8, "uint8"},
-        {aoti_torch_dtype_int64(), -1, "int64"},           {aoti_torch_dtype_int16(), -1, "int16"},
-        {aoti_torch_dtype_int8(), -1, "int8"},             {aoti_torch_dtype_bool(), -1, "bool"},
+        {aoti_torch_dtype_float32(), MUVOX_F32, "float"},
+        {aoti_torch_dtype_float64(), MUVOX_F64, "double"},
+        {aoti_torch_dtype_float16(), MUVOX_F16, "half"},
+        {aoti_torch_dtype_bfloat16(), MUVOX_BF16, "bfloat16"},
+        {aoti_torch_dtype_int32(), MUVOX_I32, "int32"},
+        {aoti_torch_dtype_uint8(), MUVOX_U8, "uint8"},
+        {aoti_torch_dtype_int64(), -1, "int64"},
+        {aoti_torch_dtype_int16(), -1, "int16"},
+        {aoti_torch_dtype_int8(), -1, "int8"},
+        {aoti_torch_dtype_bool(), -1, "bool"},
     };
 
     *name = "of another dtype";
@@ -96,8 +101,8 @@ typedef struct {
 /* Describes an argument with as many dimensions as expected; shape names them for the message. */
 static bool describe(muvox_box *box, int argument, const char *name, int dims, const char *shape, tensor *t)
 {
-    int32_t  device = 0;
-    int64_t  found = 0, *sizes = NULL, *strides = NULL;
+    int32_t                device = 0;
+    int64_t                found = 0, *sizes = NULL, *strides = NULL;
     const AtenTensorHandle handle = box->argument[argument];
 
     if (box->failed) return false;
@@ -137,8 +142,7 @@ static void compact(muvox_box *box, const char *name, tensor *t)
     int64_t          size[MAX_DIMS], stride[MAX_DIMS];
     bool             done;
 
-    for (int d = 0; d < t->dims; d++)
-        size[d] = d < t->dims - 1 && t->stride[d] == 0 && t->size[d] > 1 ? 1 : t->size[d];
+    for (int d = 0; d < t->dims; d++) size[d] = d < t->dims - 1 && t->stride[d] == 0 && t->size[d] > 1 ? 1 : t->size[d];
     done = row_major(t->dims, size, stride) &&
            !aoti_torch_empty_strided(t->dims, size, stride, t->code, aoti_torch_device_type_cpu(), 0, &copy);
     if (done) {
@@ -214,7 +218,7 @@ static muvox_matrix unpack(muvox_box *box, int argument, const char *name, int l
     if (!box->failed && torch_get_const_data_ptr(t.handle, &matrix.data)) fail(box, "%s has no data", name);
     if (box->failed) return none;
     matrix.cols = width ? t.size[leading] : 1;
-    matrix.row_stride = t.stride[leading - 1];
+    matrix.row_stride = t.size[leading - 1] == 1 ? matrix.cols : t.stride[leading - 1]; /* torch may have any for one */
     matrix.set_stride = leading == 2 ? t.stride[0] : 0;
     return matrix;
 }
@@ -257,8 +261,8 @@ muvox_matrix box_per_set(muvox_box *box, int argument, const char *name)
 }
 
 /* A new row-major tensor; the last of its dimensions is the width, unless each row has one number. */
-static muvox_output pack(muvox_box *box, bool wanted, muvox_dtype dtype, int leading, const int64_t *sizes,
-                         const int64_t *width)
+static muvox_output pack(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int leading,
+                         const int64_t *sizes, const int64_t *width)
 {
     const muvox_output none = {0};
     muvox_output       output = {.dtype = dtype, .rows = 1, .cols = 1};
@@ -271,15 +275,15 @@ static muvox_output pack(muvox_box *box, bool wanted, muvox_dtype dtype, int lea
         for (dims = 0; dims < leading; dims++) size[dims] = sizes[dims];
         if (width) size[dims++] = *width;
     }
-    if (!row_major(dims, size, stride) || aoti_torch_empty_strided(dims, size, stride, code_of(dtype),
-                                                                   aoti_torch_device_type_cpu(), 0, &handle)) {
-        fail(box, "out of memory for result %d", box->results);
+    if (!row_major(dims, size, stride) ||
+        aoti_torch_empty_strided(dims, size, stride, code_of(dtype), aoti_torch_device_type_cpu(), 0, &handle)) {
+        fail(box, "out of memory for %s", name);
         return none;
     }
     box->result[box->results++] = handle;
     if (!wanted) return none;
     if (torch_get_mutable_data_ptr(handle, &output.data)) {
-        fail(box, "result %d has no data", box->results - 1);
+        fail(box, "%s has no data", name);
         return none;
     }
     for (int d = 0; d < leading; d++) output.rows *= size[d];
@@ -289,23 +293,23 @@ static muvox_output pack(muvox_box *box, bool wanted, muvox_dtype dtype, int lea
     return output;
 }
 
-muvox_output box_new_rows(muvox_box *box, bool wanted, muvox_dtype dtype, int64_t width)
+muvox_output box_new_rows(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width)
 {
     int64_t   size[2];
     const int leading = leading_sizes(box, size);
 
-    return pack(box, wanted, dtype, leading, size, &width);
+    return pack(box, name, wanted, dtype, leading, size, &width);
 }
 
-muvox_output box_new_column(muvox_box *box, bool wanted, muvox_dtype dtype)
+muvox_output box_new_column(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype)
 {
     int64_t   size[2];
     const int leading = leading_sizes(box, size);
 
-    return pack(box, wanted, dtype, leading, size, NULL);
+    return pack(box, name, wanted, dtype, leading, size, NULL);
 }
 
-muvox_output box_new_per_set(muvox_box *box, bool wanted, muvox_dtype dtype, int64_t width)
+muvox_output box_new_per_set(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width)
 {
-    return pack(box, wanted, dtype, 1, &box->sets.count, &width);
+    return pack(box, name, wanted, dtype, 1, &box->sets.count, &width);
 }

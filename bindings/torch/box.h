@@ -35,7 +35,10 @@ typedef struct {
     box_function *function;
 } box_operator;
 
-#define BOX_OPERATOR(name, schema) {#name, #name schema, name}
+#define BOX_OPERATOR(name, schema)                                                                                     \
+    {                                                                                                                  \
+#name, #name schema, name                                                                                      \
+    }
 
 /* Takes the tensors among the arguments; they are the box's to free from now on. */
 muvox_box box_open(const char *op, StableIValue *stack, int tensors);
@@ -55,9 +58,9 @@ muvox_matrix box_column(muvox_box *box, int argument, const char *name);
 muvox_matrix box_per_set(muvox_box *box, int argument, const char *name);
 
 /* New tensors of these shapes, in the order of the schema's results. Not wanted: an empty tensor, data NULL. */
-muvox_output box_new_rows(muvox_box *box, bool wanted, muvox_dtype dtype, int64_t width);
-muvox_output box_new_column(muvox_box *box, bool wanted, muvox_dtype dtype);
-muvox_output box_new_per_set(muvox_box *box, bool wanted, muvox_dtype dtype, int64_t width);
+muvox_output box_new_rows(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width);
+muvox_output box_new_column(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype);
+muvox_output box_new_per_set(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width);
 
 /* Runs call unless something failed before. */
 #define BOX_RUN(box, call) ((box)->failed ? MUVOX_BAD_ARGUMENT : (call))
@@ -112,8 +115,8 @@ static inline int box_winners(muvox_aggregates aggregates)
 /* What forward saved is an output of the descriptor that backward only reads. */
 static inline muvox_output box_saved(muvox_matrix matrix)
 {
-    const muvox_output saved = {(void *)(uintptr_t)matrix.data, matrix.dtype,      matrix.rows,
-                                matrix.cols,                    matrix.row_stride, matrix.set_stride};
+    const muvox_output saved = {
+        (void *)(uintptr_t)matrix.data, matrix.dtype, matrix.rows, matrix.cols, matrix.row_stride, matrix.set_stride};
 
     return saved;
 }

@@ -17,17 +17,17 @@ static void gravnet(StableIValue *stack, uint64_t arguments, uint64_t results)
     op.sets = box.sets;
     op.coords = box_rows(&box, 0, "coords");
     op.feats = box_rows(&box, 1, "feats");
-    op.out = box_new_rows(&box, true, op.feats.dtype, blocks * op.feats.cols);
-    op.neighbours = box_new_rows(&box, save, MUVOX_I32, box_places(op.k));
-    op.winners = box_new_rows(&box, save && winners, op.k <= 254 ? MUVOX_U8 : MUVOX_I32, winners * op.feats.cols);
+    op.out = box_new_rows(&box, "out", true, op.feats.dtype, blocks * op.feats.cols);
+    op.neighbours = box_new_rows(&box, "neighbours", save, MUVOX_I32, box_places(op.k));
+    op.winners =
+        box_new_rows(&box, "winners", save && winners, op.k <= 254 ? MUVOX_U8 : MUVOX_I32, winners * op.feats.cols);
     box_close(&box, BOX_RUN(&box, muvox_gravnet_forward(&box.ctx, &op)));
 }
 
 static void gravnet_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
 {
     muvox_box     box = box_open("gravnet", stack, 6);
-    muvox_gravnet op = {
-        .struct_size = sizeof op, .scale = box_float(stack[6]), .aggregates = box_aggregates(stack[7])};
+    muvox_gravnet op = {.struct_size = sizeof op, .scale = box_float(stack[6]), .aggregates = box_aggregates(stack[7])};
     const int64_t wanted = box_int(stack[8]);
     (void)arguments;
     (void)results;
@@ -40,8 +40,8 @@ static void gravnet_backward(StableIValue *stack, uint64_t arguments, uint64_t r
     if (box_has(&box, 4)) op.neighbours = box_saved(box_rows(&box, 4, "neighbours"));
     if (box_has(&box, 5)) op.winners = box_saved(box_rows(&box, 5, "winners"));
     op.k = op.neighbours.data ? op.neighbours.cols : 1; /* without neighbours the operator asks for them, not for k */
-    op.grad_coords = box_new_rows(&box, wanted & 1, op.coords.dtype, op.coords.cols);
-    op.grad_feats = box_new_rows(&box, wanted & 2, op.feats.dtype, op.feats.cols);
+    op.grad_coords = box_new_rows(&box, "grad_coords", wanted & 1, op.coords.dtype, op.coords.cols);
+    op.grad_feats = box_new_rows(&box, "grad_feats", wanted & 2, op.feats.dtype, op.feats.cols);
     box_close(&box, BOX_RUN(&box, muvox_gravnet_backward(&box.ctx, &op)));
 }
 

@@ -11,9 +11,10 @@ static void knn(StableIValue *stack, uint64_t arguments, uint64_t results)
     box_sets(&box, 1, 0, "coords");
     op.sets = box.sets;
     op.coords = box_rows(&box, 0, "coords");
-    op.neighbours = box_new_rows(&box, true, MUVOX_I32, box_places(op.k));
-    op.distance2 = box_new_rows(&box, true, op.coords.dtype == MUVOX_F64 ? MUVOX_F64 : MUVOX_F32, box_places(op.k));
-    op.counts = box_new_column(&box, true, MUVOX_I32);
+    op.neighbours = box_new_rows(&box, "neighbours", true, MUVOX_I32, box_places(op.k));
+    op.distance2 =
+        box_new_rows(&box, "distance2", true, op.coords.dtype == MUVOX_F64 ? MUVOX_F64 : MUVOX_F32, box_places(op.k));
+    op.counts = box_new_column(&box, "counts", true, MUVOX_I32);
     box_close(&box, BOX_RUN(&box, muvox_knn_forward(&box.ctx, &op)));
 }
 
@@ -30,7 +31,7 @@ static void knn_backward(StableIValue *stack, uint64_t arguments, uint64_t resul
     op.coords = box_rows(&box, 1, "coords");
     op.neighbours = box_saved(box_rows(&box, 3, "neighbours"));
     op.k = op.neighbours.cols;
-    op.grad_coords = box_new_rows(&box, true, op.coords.dtype, op.coords.cols);
+    op.grad_coords = box_new_rows(&box, "grad_coords", true, op.coords.dtype, op.coords.cols);
     box_close(&box, BOX_RUN(&box, muvox_knn_backward(&box.ctx, &op)));
 }
 

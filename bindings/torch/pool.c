@@ -13,8 +13,8 @@ static void pool(StableIValue *stack, uint64_t arguments, uint64_t results)
     box_sets(&box, 1, 0, "x");
     op.sets = box.sets;
     op.x = box_rows(&box, 0, "x");
-    op.out = box_new_per_set(&box, true, op.x.dtype, blocks * op.x.cols);
-    op.winners = box_new_per_set(&box, save && winners, MUVOX_I32, winners * op.x.cols);
+    op.out = box_new_per_set(&box, "out", true, op.x.dtype, blocks * op.x.cols);
+    op.winners = box_new_per_set(&box, "winners", save && winners, MUVOX_I32, winners * op.x.cols);
     box_close(&box, BOX_RUN(&box, muvox_pool_forward(&box.ctx, &op)));
 }
 
@@ -31,7 +31,7 @@ static void pool_backward(StableIValue *stack, uint64_t arguments, uint64_t resu
     op.grad_out = box_per_set(&box, 0, "grad_out");
     op.x = box_rows(&box, 1, "x");
     if (box_has(&box, 3)) op.winners = box_saved(box_per_set(&box, 3, "winners"));
-    op.grad_x = box_new_rows(&box, wanted & 1, op.x.dtype, op.x.cols);
+    op.grad_x = box_new_rows(&box, "grad_x", wanted & 1, op.x.dtype, op.x.cols);
     box_close(&box, BOX_RUN(&box, muvox_pool_backward(&box.ctx, &op)));
 }
 

@@ -12,7 +12,7 @@
     X(pool)
 
 #define DECLARE(op) extern const box_operator op##_operators[2]; /* forward and backward */
-#define LIST(op) op##_operators,
+#define LIST(op)    op##_operators,
 
 OPERATORS(DECLARE)
 

@@ -36,26 +36,19 @@ def finite(op, name, value):
 def flatten(op, splits, **tensors):
     """Tensors as the operators take them, (S, M, width) or (N, width), then splits (empty for uniform sets), then the
     leading dimensions to give back (None for ragged sets)."""
-    first, lead = next(iter(tensors)), None
-    if splits is not None and splits.numel() == 0:
-        raise ValueError(f"muvox.{op}: splits is empty, expected one value more than there are sets")
     for name, x in tensors.items():
-        dims = x.dim()
-        if splits is not None and dims != 2:
-            raise ValueError(f"muvox.{op}: {name} has {dims} dimensions, expected 2 (rows, width) with splits")
-        if splits is None and dims < 2:
-            raise ValueError(f"muvox.{op}: {name} has {dims} dimensions, expected 2 or more (…, rows, width)")
-        if x.shape[:-1] != tensors[first].shape[:-1]:
-            raise ValueError(
-                f"muvox.{op}: {name} has shape {tuple(x.shape)} and {first} {tuple(tensors[first].shape)}, "
-                "expected the same but for the last dimension"
-            )
-    check_devices(op, **tensors, **({} if splits is None else {"splits": splits}))
-    if splits is not None:
-        return *tensors.values(), splits, None
-    lead = tensors[first].shape[:-2]
-    flat = [x if x.dim() == 3 else x.flatten(0, -3) if x.dim() > 3 else x.unsqueeze(0) for x in tensors.values()]
-    return *flat, flat[0].new_empty(0, dtype=torch.int64), lead
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"muvox.{op}: {name} is {type(x).__name__}, expected a tensor")
+    first = next(iter(tensors.values()))
+    if splits is None:
+        check_alike(op, tensors, 2, "or more (…, rows, width)")
+        flat = [x if x.dim() == 3 else x.flatten(0, -3) if x.dim() > 3 else x.unsqueeze(0) for x in tensors.values()]
+        return *flat, torch.empty(0, dtype=torch.int64, device=first.device), first.shape[:-2]
+    if not isinstance(splits, torch.Tensor) or splits.numel() == 0:
+        got = "empty" if isinstance(splits, torch.Tensor) else type(splits).__name__
+        raise ValueError(f"muvox.{op}: splits is {got}, expected a tensor of one value more than there are sets")
+    check_alike(op, tensors, 2, "(rows, width) with splits", splits, most=2)
+    return *tensors.values(), splits, None
 
 
 def restore(x, lead):
@@ -68,34 +61,40 @@ def needs_grad(*tensors):
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-# Arguments of the fakes: here a wrong shape or device shows before the C library sees it
+# Shapes and devices: looked at in the wrappers, and in the fakes, where nothing else would see them
 
 
-def check_devices(op, **tensors):
-    first = next(iter(tensors))
-    for name, x in tensors.items():
-        if x.device != tensors[first].device:
+def check_alike(op, tensors, least, meaning, splits=None, most=None):
+    """All have one device, as many dimensions as expected, and shapes that differ in the last dimension only."""
+    names = iter(tensors)
+    first = next(names)
+    x = tensors[first]
+    if x.dim() < least or (most is not None and x.dim() > most):
+        raise ValueError(f"muvox.{op}: {first} has {x.dim()} dimensions, expected {least} {meaning}")
+    for name in names:
+        y = tensors[name]
+        if y.shape[:-1] != x.shape[:-1] or y.dim() != x.dim():
             raise ValueError(
-                f"muvox.{op}: {name} is on {x.device} and {first} on {tensors[first].device}, expected one device"
+                f"muvox.{op}: {name} has shape {tuple(y.shape)} and {first} {tuple(x.shape)}, "
+                "expected the same but for the last dimension"
             )
+        check_device(op, name, y, first, x)
+    if splits is not None:
+        check_device(op, "splits", splits, first, x)
+
+
+def check_device(op, name, y, first, x):
+    if y.device != x.device:
+        raise ValueError(f"muvox.{op}: {name} is on {y.device} and {first} on {x.device}, expected one device")
 
 
 def check_rows(op, splits, **tensors):
-    """Tensors of rows have one device and equal sets; returns (S, M) or (N,)."""
-    check_devices(op, **tensors, splits=splits)
+    """The fakes' check of tensors of rows; returns (S, M) or (N,)."""
     if splits.dtype != torch.int64 or splits.dim() != 1:
         raise ValueError(f"muvox.{op}: splits is {splits.dtype} with {splits.dim()} dimensions, expected int64 with 1")
-    first = next(iter(tensors))
-    dims = 3 if splits.numel() == 0 else 2
-    for name, x in tensors.items():
-        if x.dim() != dims:
-            raise ValueError(f"muvox.{op}: {name} has {x.dim()} dimensions, expected {dims}")
-        if x.shape[:-1] != tensors[first].shape[:-1]:
-            raise ValueError(
-                f"muvox.{op}: {name} has shape {tuple(x.shape)} and {first} {tuple(tensors[first].shape)}, "
-                "expected the same but for the last dimension"
-            )
-    return tensors[first].shape[:-1]
+    dims, meaning = (3, "(sets, rows, width), splits is empty") if splits.numel() == 0 else (2, "(rows, width)")
+    check_alike(op, tensors, dims, meaning, splits, most=dims)
+    return next(iter(tensors.values())).shape[:-1]
 
 
 def set_count(splits, x):
