@@ -1,0 +1,109 @@
+"""Self-attention over the rows of a set, with LUMIN's arguments and state_dict keys."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from muvox import ops
+from muvox.nn.activations import lookup_act, lookup_normal_init
+from muvox.nn.blocks import new_linear, tail
+from muvox.nn.norms import state_dtype
+from muvox.nn.sets import check_rows
+
+OFFSET_EPS = 1e-17
+OFFSET_CHUNK = 1 << 22  # attention weights that OffsetSelfAttention holds at once
+
+
+class SelfAttention(nn.Module):
+    """x + out(softmax(q kᵀ / sqrt(n_a)) v) over the rows of each set.
+
+    Arguments:
+        n_fpv: features of a row
+        n_a: width of queries and keys, at least 1
+        do, bn, act: dropout rate, batch norm and activation of the output layer
+        lookup_init, lookup_act, bn_class: as in LUMIN
+    """
+
+    def __init__(
+        self,
+        n_fpv: int,
+        n_a: int,
+        do: float = 0,
+        bn: bool = False,
+        act: str = "relu",
+        lookup_init: Callable = lookup_normal_init,
+        lookup_act: Callable = lookup_act,
+        bn_class: Callable[[int], nn.Module] = nn.BatchNorm1d,
+    ):
+        super().__init__()
+        if n_a < 1:
+            raise ValueError(f"{type(self).__name__}: n_a is {n_a}, accepted is 1 or more")
+        self.n_fpv, self.n_a, self.do, self.bn, self.act = n_fpv, n_a, do, bn, act
+        self.lookup_init, self.lookup_act, self.bn_class = lookup_init, lookup_act, bn_class
+        self.q = self._linear(n_fpv, n_a)
+        self.k = self._linear(n_fpv, n_a)
+        self.v = self._linear(n_fpv, n_fpv)
+        self.out = nn.Sequential(self._linear(n_fpv, n_fpv), *tail(self, n_fpv))
+
+    def _linear(self, fan_in: int, fan_out: int) -> nn.Linear:
+        return new_linear(fan_in, fan_out, self.lookup_init("linear", fan_in, fan_out))
+
+    def forward(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
+        """x (..., M, n_fpv), or (N, n_fpv) with splits (S + 1); returns the same shape."""
+        return self_attention(self, x, splits)
+
+    def get_out_size(self) -> int:
+        """Features of a row of the output."""
+        return self.n_fpv
+
+
+class OffsetSelfAttention(SelfAttention):
+    """x + out(x - A v), A = softmax of q kᵀ over the queries, each row then divided by its sum + 1e-17.
+
+    Works on a few sets at a time and recomputes them in the backward pass: peak memory does not grow with their number.
+    """
+
+    def forward(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
+        """x (..., M, n_fpv), or (N, n_fpv) with splits (S + 1); returns the same shape."""
+        return offset_self_attention(self, x, splits)
+
+
+def self_attention(module: nn.Module, x: Tensor, splits: Tensor | None) -> Tensor:
+    """Forward pass of a module with SelfAttention's members."""
+    check_rows(x, splits, "SelfAttention")
+    return x + module.out(ops.attention(module.q(x), module.k(x), module.v(x), splits=splits))
+
+
+def offset_self_attention(module: nn.Module, x: Tensor, splits: Tensor | None) -> Tensor:
+    """Forward pass of a module with OffsetSelfAttention's members."""
+    check_rows(x, splits, "OffsetSelfAttention")
+    return x + module.out(x - offset_attention(module.q(x), module.k(x), module.v(x), splits))
+
+
+def _offset_weighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    # In float under autocast and for half, where 1e-17 would vanish.
+    dtype = state_dtype(v.dtype)
+    with torch.autocast(v.device.type, enabled=False):
+        weights = torch.softmax(q.to(dtype) @ k.to(dtype).transpose(-1, -2), dim=-2)
+        return ((weights @ v.to(dtype)) / (weights.sum(-1, keepdim=True) + OFFSET_EPS)).to(v.dtype)
+
+
+def offset_attention(q: Tensor, k: Tensor, v: Tensor, splits: Tensor | None) -> Tensor:
+    """Weighted values of OffsetSelfAttention: q, k (..., M, A), v (..., M, C) -> (..., M, C), or ragged with splits.
+
+    Ragged sets are taken one by one, so `splits` is read on the host.
+    """
+    if splits is not None:
+        lengths = splits.diff().tolist()
+        parts = list(zip(q.split(lengths), k.split(lengths), v.split(lengths)))
+    else:
+        rows = max(v.shape[-2], 1)
+        flat = [t.reshape(-1, *t.shape[-2:]) for t in (q, k, v)]
+        step = max(1, OFFSET_CHUNK // (rows * rows))
+        parts = list(zip(*(t.split(step) for t in flat)))
+    if len(parts) == 1:
+        return _offset_weighted(*parts[0]).reshape(v.shape)
+    done = [checkpoint(_offset_weighted, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+    return torch.cat(done).reshape(v.shape) if done else torch.empty_like(v)
