@@ -26,7 +26,7 @@ static muvox_status check(muvox_context *ctx, const muvox_aggregate *op)
     FORWARD(check_output(ctx, "aggregate", "winners", &op->winners, N, winner_count(op->aggregates) * F, rank_dtype(k)));
     FORWARD(check_sets(ctx, "aggregate", &op->sets));
     return check_neighbours(ctx, "aggregate", op->neighbours.data, op->neighbours.row_stride,
-                            op->neighbours.set_stride, k, &op->sets);
+                            op->neighbours.set_stride, k, &op->sets, &op->sets);
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_aggregate *op)
@@ -55,19 +55,19 @@ void set_rank(const muvox_output *winners, int64_t at, int64_t rank)
         ((uint8_t *)winners->data)[at] = (uint8_t)(rank < 0 ? 255 : rank);
 }
 
-static int64_t neighbour_count(const muvox_neighbourhood *around)
+/* What the mean divides by; 0 without neighbours. */
+static double divisor(const muvox_neighbourhood *around)
 {
     int64_t count = 0;
 
     for (int64_t r = 0; r < around->k; r++) count += around->rows[r] >= 0;
-    return count;
+    return (double)(count && around->mean_by_k ? around->k : count);
 }
 
 double aggregate_reference(muvox_aggregate_kind kind, const muvox_matrix *feats, const muvox_sets *sets, int64_t s,
                            int64_t f, const muvox_neighbourhood *around, int64_t *winner)
 {
-    const int64_t count = neighbour_count(around);
-    double        sum = 0, best = 0;
+    double sum = 0, best = 0;
 
     *winner = -1;
     for (int64_t r = 0; r < around->k; r++) {
@@ -82,7 +82,7 @@ double aggregate_reference(muvox_aggregate_kind kind, const muvox_matrix *feats,
             best = candidate;
         }
     }
-    if (kind == MUVOX_MEAN) return count ? sum / (double)count : 0;
+    if (kind == MUVOX_MEAN) return divisor(around) == 0 ? 0 : sum / divisor(around);
     return kind == MUVOX_SUM ? sum : best;
 }
 
@@ -98,7 +98,7 @@ double dm_reference(muvox_aggregates aggregates, const muvox_matrix *grad_out, c
         const double g = element(grad_out->data, grad_out->dtype, ROW(grad_out, sets, s, i) + a * feats->cols + f);
 
         if (kind == MUVOX_MEAN) {
-            dm += g / (double)neighbour_count(around);
+            dm += g / divisor(around);
         } else if (kind == MUVOX_SUM) {
             dm += g;
         } else {
@@ -128,7 +128,7 @@ muvox_status aggregate_forward_reference(muvox_context *ctx, const muvox_aggrega
     FORWARD(workspace_alloc(ctx, "aggregate", (size_t)k * (sizeof *rows + sizeof(double)), 1, &workspace));
     rows = workspace;
     double *const             weights = (double *)(rows + k);
-    const muvox_neighbourhood around = {k, rows, weights};
+    const muvox_neighbourhood around = {k, rows, weights, false};
 
     for (int64_t s = 0; s < op->sets.count; s++)
         for (int64_t i = 0; i < set_rows(&op->sets, s); i++) {
@@ -160,7 +160,7 @@ muvox_status aggregate_backward_reference(muvox_context *ctx, const muvox_aggreg
     FORWARD(workspace_alloc(ctx, "aggregate", (size_t)k * (sizeof *rows + sizeof(double)), 1, &workspace));
     rows = workspace;
     double *const             weights = (double *)(rows + k);
-    const muvox_neighbourhood around = {k, rows, weights};
+    const muvox_neighbourhood around = {k, rows, weights, false};
 
     for (int64_t s = 0; s < op->sets.count; s++) {
         const int64_t M = set_rows(&op->sets, s);

@@ -1,5 +1,6 @@
 #include "check.h"
 
+#include "convert.h"
 #include "sets.h"
 
 const char *dtype_name(muvox_dtype dtype)
@@ -137,14 +138,14 @@ muvox_status check_neighbour_count(muvox_context *ctx, const char *op, int64_t k
 }
 
 muvox_status check_neighbours(muvox_context *ctx, const char *op, const int32_t *neighbours, int64_t row_stride,
-                              int64_t set_stride, int64_t k, const muvox_sets *sets)
+                              int64_t set_stride, int64_t k, const muvox_sets *sets, const muvox_sets *others)
 {
     const muvox_matrix strides = {.row_stride = row_stride, .set_stride = set_stride};
 
     for (int64_t s = 0; s < sets->count; s++) {
-        const int64_t M = set_rows(sets, s);
+        const int64_t M = set_rows(others, s);
 
-        for (int64_t i = 0; i < M; i++) {
+        for (int64_t i = 0; i < set_rows(sets, s); i++) {
             const int32_t *row = neighbours + ROW(&strides, sets, s, i);
 
             for (int64_t r = 0; r < k; r++)
@@ -162,5 +163,41 @@ muvox_status check_same_arithmetic(muvox_context *ctx, const char *op, const cha
     REQUIRE((dtype == MUVOX_F64) == (other_dtype == MUVOX_F64), MUVOX_BAD_DTYPE,
             "%s: %s is %s and %s is %s, double goes with double only", op, name, dtype_name(dtype), other,
             dtype_name(other_dtype));
+    return MUVOX_OK;
+}
+
+muvox_status check_mask(muvox_context *ctx, const char *op, const muvox_matrix *mask, int64_t rows)
+{
+    if (!mask->data) return MUVOX_OK;
+    REQUIRE(mask->dtype == MUVOX_U8, MUVOX_BAD_DTYPE, "%s: mask is %s, expected uint8 (bool)", op,
+            dtype_name(mask->dtype));
+    return check_matrix(ctx, op, "mask", mask, rows, 1);
+}
+
+muvox_status check_row_weights(muvox_context *ctx, const char *op, const muvox_matrix *weights, muvox_dtype dtype,
+                               const muvox_sets *sets)
+{
+    if (!weights->data) return MUVOX_OK;
+    REQUIRE(weights->dtype == dtype, MUVOX_BAD_DTYPE, "%s: row_weights is %s, expected %s", op,
+            dtype_name(weights->dtype), dtype_name(dtype));
+    FORWARD(check_matrix(ctx, op, "row_weights", weights, sets->rows, 1));
+    for (int64_t s = 0; s < sets->count; s++)
+        for (int64_t i = 0; i < set_rows(sets, s); i++) {
+            const double weight = element(weights->data, weights->dtype, ROW(weights, sets, s, i));
+
+            REQUIRE(!(weight < 0), MUVOX_BAD_ARGUMENT, "%s: row_weights has %g in row %lld of set %lld, expected 0 or more",
+                    op, weight, (long long)i, (long long)s);
+        }
+    return MUVOX_OK;
+}
+
+muvox_status check_search(muvox_context *ctx, const char *op, unsigned options, unsigned known, double max_radius)
+{
+    REQUIRE(!(options & ~known), MUVOX_BAD_ARGUMENT, "%s: options is 0x%x, expected a combination of 0x%x", op, options,
+            known);
+    REQUIRE(!(options & MUVOX_EXCLUDE_SELF) || !(options & MUVOX_QUERIES), MUVOX_BAD_ARGUMENT,
+            "%s: exclude_self is set together with queries, which are other rows than coords", op);
+    REQUIRE(!(options & MUVOX_WITHIN_RADIUS) || max_radius >= 0, MUVOX_BAD_ARGUMENT,
+            "%s: max_radius is %g, expected 0 or more", op, max_radius);
     return MUVOX_OK;
 }

@@ -52,13 +52,29 @@ muvox_status check_same_dtype(muvox_context *ctx, const char *op, const char *na
 /* k is at least 1 and fits a neighbour's 32 bits. */
 muvox_status check_neighbour_count(muvox_context *ctx, const char *op, int64_t k);
 
-/* Every neighbour is a row of its set, or −1. */
+/* Every neighbour of a row of `sets` is a row of the same set of `others` (the same sets, but with queries), or −1. */
 muvox_status check_neighbours(muvox_context *ctx, const char *op, const int32_t *neighbours, int64_t row_stride,
-                              int64_t set_stride, int64_t k, const muvox_sets *sets);
+                              int64_t set_stride, int64_t k, const muvox_sets *sets, const muvox_sets *others);
 
 /* coords (or weights) and feats compute in one arithmetic: both double, or neither. */
 muvox_status check_same_arithmetic(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype,
                                    const char *other, muvox_dtype other_dtype);
+
+/* mask is (N, 1) uint8, or not given. */
+muvox_status check_mask(muvox_context *ctx, const char *op, const muvox_matrix *mask, int64_t rows);
+
+/* row_weights is (N, 1) of this dtype and nowhere negative, or not given; sets were checked before. */
+muvox_status check_row_weights(muvox_context *ctx, const char *op, const muvox_matrix *weights, muvox_dtype dtype,
+                               const muvox_sets *sets);
+
+/* Only options of `known` are set, and the radius is usable if it is asked for. */
+muvox_status check_search(muvox_context *ctx, const char *op, unsigned options, unsigned known, double max_radius);
+
+/* dtype of distances, statistics and row weights beside data of this dtype. */
+static inline muvox_dtype wide_dtype(muvox_dtype dtype)
+{
+    return dtype == MUVOX_F64 ? MUVOX_F64 : MUVOX_F32;
+}
 
 /* At least one aggregate, all of them known, none twice. */
 muvox_status check_aggregates(muvox_context *ctx, const char *op, muvox_aggregates aggregates);

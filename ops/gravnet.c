@@ -17,6 +17,8 @@ static muvox_status check(muvox_context *ctx, const muvox_gravnet *op)
     FORWARD(check_same_arithmetic(ctx, "gravnet", "coords", op->coords.dtype, "feats", op->feats.dtype));
     FORWARD(check_neighbour_count(ctx, "gravnet", op->k));
     REQUIRE(isfinite(op->scale), MUVOX_BAD_ARGUMENT, "gravnet: scale is %g, expected a finite number", op->scale);
+    FORWARD(check_search(ctx, "gravnet", op->options, MUVOX_EXCLUDE_SELF | MUVOX_WITHIN_RADIUS | MUVOX_MEAN_BY_K,
+                         op->max_radius));
     FORWARD(check_aggregates(ctx, "gravnet", op->aggregates));
     FORWARD(check_matrix(ctx, "gravnet", "coords", &op->coords, N, -1));
     FORWARD(check_matrix(ctx, "gravnet", "feats", &op->feats, N, -1));
@@ -24,7 +26,9 @@ static muvox_status check(muvox_context *ctx, const muvox_gravnet *op)
     FORWARD(check_output(ctx, "gravnet", "neighbours", &op->neighbours, N, op->k, MUVOX_I32));
     FORWARD(check_output(ctx, "gravnet", "winners", &op->winners, N, winner_count(op->aggregates) * F,
                          rank_dtype(op->k)));
-    return check_sets(ctx, "gravnet", &op->sets);
+    FORWARD(check_mask(ctx, "gravnet", &op->mask, N));
+    FORWARD(check_sets(ctx, "gravnet", &op->sets));
+    return check_row_weights(ctx, "gravnet", &op->row_weights, wide_dtype(op->feats.dtype), &op->sets);
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_gravnet *op)
@@ -38,13 +42,23 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_gravnet *op)
     FORWARD(check_same_dtype(ctx, "gravnet", "grad_out", op->grad_out.dtype, "feats", op->feats.dtype));
     FORWARD(check_output(ctx, "gravnet", "grad_coords", &op->grad_coords, N, op->coords.cols, op->coords.dtype));
     FORWARD(check_output(ctx, "gravnet", "grad_feats", &op->grad_feats, N, F, op->feats.dtype));
+    REQUIRE(op->row_weights.data || !op->grad_row_weights.data, MUVOX_BAD_ARGUMENT,
+            "gravnet: grad_row_weights is asked for without row_weights");
+    FORWARD(check_output(ctx, "gravnet", "grad_row_weights", &op->grad_row_weights, N, 1, op->row_weights.dtype));
     return check_neighbours(ctx, "gravnet", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
-                            op->k, &op->sets);
+                            op->k, &op->sets, &op->sets);
+}
+
+/* exp(−scale |x_i − x_j|²), and the same times the weight of row j */
+static double decay(const muvox_gravnet *op, int64_t s, int64_t i, int64_t j)
+{
+    return exp(-op->scale * squared_distance_reference(&op->coords, ROW(&op->coords, &op->sets, s, i), &op->coords,
+                                                       ROW(&op->coords, &op->sets, s, j)));
 }
 
 static double weight(const muvox_gravnet *op, int64_t s, int64_t i, int64_t j)
 {
-    return exp(-op->scale * distance2_reference(&op->coords, &op->sets, s, i, j));
+    return decay(op, s, i, j) * (op->row_weights.data ? IN(row_weights, s, j, 0) : 1);
 }
 
 muvox_status gravnet_forward_reference(muvox_context *ctx, const muvox_gravnet *op)
@@ -56,15 +70,21 @@ muvox_status gravnet_forward_reference(muvox_context *ctx, const muvox_gravnet *
     FORWARD(workspace_alloc(ctx, "gravnet", (size_t)k * (sizeof *rows + sizeof(double)), 1, &workspace));
     rows = workspace;
     double *const             weights = (double *)(rows + k);
-    const muvox_neighbourhood around = {k, rows, weights};
+    const muvox_neighbourhood around = {k, rows, weights, op->options & MUVOX_MEAN_BY_K};
 
     for (int64_t s = 0; s < op->sets.count; s++) {
         const int64_t M = set_rows(&op->sets, s);
 
         for (int64_t i = 0; i < M; i++) {
+            const muvox_search_reference search = {
+                .options = op->options, .max_radius = op->max_radius, .coords = &op->coords, .queries = &op->coords,
+                .mask = &op->mask, .sets = &op->sets, .set = s, .query_at = ROW(&op->coords, &op->sets, s, i),
+                .self = op->options & MUVOX_EXCLUDE_SELF ? i : -1};
+            bool more = row_valid(&op->mask, &op->sets, s, i);
+
             for (int64_t r = 0; r < k; r++) {
-                rows[r] =
-                    r < M ? next_nearest_reference(&op->coords, &op->sets, s, i, r ? rows[r - 1] : -1) : -1;
+                rows[r] = more ? next_nearest_reference(&search, r ? rows[r - 1] : -1) : -1;
+                more = rows[r] >= 0;
                 weights[r] = rows[r] < 0 ? 0 : weight(op, s, i, rows[r]);
                 OUT(neighbours, s, i, r, (double)rows[r]);
             }
@@ -90,7 +110,7 @@ muvox_status gravnet_forward_reference(muvox_context *ctx, const muvox_gravnet *
 /* Saved neighbours of row i, their weights, and dw[r] = Σ_f dm[r,f] feats[j,f]. */
 static void neighbourhood(const muvox_gravnet *op, int64_t s, int64_t i, int64_t *rows, double *weights, double *dw)
 {
-    const muvox_neighbourhood around = {op->k, rows, weights};
+    const muvox_neighbourhood around = {op->k, rows, weights, op->options & MUVOX_MEAN_BY_K};
 
     for (int64_t r = 0; r < op->k; r++) {
         rows[r] = (int64_t)IN(neighbours, s, i, r);
@@ -111,22 +131,24 @@ muvox_status gravnet_backward_reference(muvox_context *ctx, const muvox_gravnet 
     double       *sums;
     void         *workspace;
 
-    FORWARD(workspace_alloc(ctx, "gravnet", (size_t)(most * (F + d) + 3 * k) * sizeof *sums, 1, &workspace));
+    FORWARD(workspace_alloc(ctx, "gravnet", (size_t)(most * (F + d + 1) + 3 * k) * sizeof *sums, 1, &workspace));
     sums = workspace;
-    double *const             dfeats = sums, *const dcoords = dfeats + most * F, *const weights = dcoords + most * d;
+    double *const             dfeats = sums, *const dcoords = dfeats + most * F, *const du = dcoords + most * d;
+    double *const             weights = du + most;
     double *const             dw = weights + k;
     int64_t *const            rows = (int64_t *)(dw + k);
-    const muvox_neighbourhood around = {k, rows, weights};
+    const muvox_neighbourhood around = {k, rows, weights, op->options & MUVOX_MEAN_BY_K};
 
     for (int64_t s = 0; s < op->sets.count; s++) {
         const int64_t M = set_rows(&op->sets, s);
 
-        for (int64_t at = 0; at < most * (F + d); at++) sums[at] = 0;
+        for (int64_t at = 0; at < most * (F + d + 1); at++) sums[at] = 0;
         for (int64_t i = 0; i < M; i++) {
             neighbourhood(op, s, i, rows, weights, dw);
             for (int64_t r = 0; r < k; r++) {
                 const int64_t j = rows[r];
 
+                if (j >= 0) du[j] += decay(op, s, i, j) * dw[r];
                 for (int64_t f = 0; f < F && j >= 0; f++)
                     dfeats[j * F + f] += weights[r] * dm_reference(op->aggregates, &op->grad_out, &op->winners,
                                                                    &op->feats, &op->sets, s, i, f, r, &around);
@@ -142,6 +164,7 @@ muvox_status gravnet_backward_reference(muvox_context *ctx, const muvox_gravnet 
         for (int64_t i = 0; i < M; i++) {
             for (int64_t f = 0; f < F; f++) OUT(grad_feats, s, i, f, dfeats[i * F + f]);
             for (int64_t c = 0; c < d; c++) OUT(grad_coords, s, i, c, dcoords[i * d + c]);
+            OUT(grad_row_weights, s, i, 0, du[i]);
         }
     }
     workspace_free(ctx, workspace);

@@ -32,21 +32,25 @@ enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
 #define REAL float
 #define INT  int32_t
 #define FMA     fmaf
+#define NEXTAFTER nextafterf
 #define NAME(f) f##_f32
 #include "kernels.inc"
 #undef REAL
 #undef INT
 #undef FMA
+#undef NEXTAFTER
 #undef NAME
 
 #define REAL double
 #define INT  int64_t
 #define FMA     fma
+#define NEXTAFTER nextafter
 #define NAME(f) f##_f64
 #include "kernels.inc"
 #undef REAL
 #undef INT
 #undef FMA
+#undef NEXTAFTER
 #undef NAME
 
 #define TABLE(suffix)                                                                                                  \

@@ -7,51 +7,74 @@
 
 #include <math.h>
 
+static const muvox_sets *query_sets(const muvox_knn *op)
+{
+    return op->options & MUVOX_QUERIES ? &op->query_sets : &op->sets;
+}
+
 static muvox_status check(muvox_context *ctx, const muvox_knn *op)
 {
-    const int64_t     N = op->sets.rows;
-    const muvox_dtype distance = op->coords.dtype == MUVOX_F64 ? MUVOX_F64 : MUVOX_F32;
+    const unsigned    known = MUVOX_EXCLUDE_SELF | MUVOX_WITHIN_RADIUS | MUVOX_QUERIES;
+    const muvox_dtype distance = wide_dtype(op->coords.dtype);
 
     FORWARD(check_call(ctx, "knn", op->struct_size, sizeof *op));
+    const int64_t N = op->sets.rows, Q = query_sets(op)->rows;
+
+    FORWARD(check_search(ctx, "knn", op->options, known, op->max_radius));
     FORWARD(check_floating(ctx, "knn", "coords", op->coords.dtype));
     FORWARD(check_neighbour_count(ctx, "knn", op->k));
     FORWARD(check_matrix(ctx, "knn", "coords", &op->coords, N, -1));
-    FORWARD(check_output(ctx, "knn", "neighbours", &op->neighbours, N, op->k, MUVOX_I32));
-    FORWARD(check_output(ctx, "knn", "distance2", &op->distance2, N, op->k, distance));
-    FORWARD(check_output(ctx, "knn", "counts", &op->counts, N, 1, MUVOX_I32));
+    FORWARD(check_mask(ctx, "knn", &op->mask, N));
+    if (op->options & MUVOX_QUERIES) {
+        FORWARD(check_same_dtype(ctx, "knn", "queries", op->queries.dtype, "coords", op->coords.dtype));
+        FORWARD(check_matrix(ctx, "knn", "queries", &op->queries, Q, op->coords.cols));
+        REQUIRE(op->query_sets.count == op->sets.count, MUVOX_BAD_SHAPE, "knn: queries has %lld sets, expected %lld",
+                (long long)op->query_sets.count, (long long)op->sets.count);
+        FORWARD(check_sets(ctx, "knn", &op->query_sets));
+    }
+    FORWARD(check_output(ctx, "knn", "neighbours", &op->neighbours, Q, op->k, MUVOX_I32));
+    FORWARD(check_output(ctx, "knn", "distance2", &op->distance2, Q, op->k, distance));
+    FORWARD(check_output(ctx, "knn", "counts", &op->counts, Q, 1, MUVOX_I32));
     return check_sets(ctx, "knn", &op->sets);
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_knn *op)
 {
-    const int64_t     N = op->sets.rows;
-    const muvox_dtype distance = op->coords.dtype == MUVOX_F64 ? MUVOX_F64 : MUVOX_F32;
+    const muvox_dtype distance = wide_dtype(op->coords.dtype);
 
     FORWARD(check(ctx, op));
-    FORWARD(check_given(ctx, "knn", "neighbours", &op->neighbours, N));
-    FORWARD(check_matrix(ctx, "knn", "grad_distance2", &op->grad_distance2, N, op->k));
+    const int64_t Q = query_sets(op)->rows;
+
+    FORWARD(check_given(ctx, "knn", "neighbours", &op->neighbours, Q));
+    FORWARD(check_matrix(ctx, "knn", "grad_distance2", &op->grad_distance2, Q, op->k));
     REQUIRE(op->grad_distance2.dtype == distance, MUVOX_BAD_DTYPE, "knn: grad_distance2 is %s, expected %s",
             dtype_name(op->grad_distance2.dtype), dtype_name(distance));
-    FORWARD(check_output(ctx, "knn", "grad_coords", &op->grad_coords, N, op->coords.cols, op->coords.dtype));
+    FORWARD(check_output(ctx, "knn", "grad_coords", &op->grad_coords, op->sets.rows, op->coords.cols, op->coords.dtype));
+    FORWARD(check_output(ctx, "knn", "grad_queries", &op->grad_queries, Q, op->coords.cols, op->coords.dtype));
     return check_neighbours(ctx, "knn", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
-                            op->k, &op->sets);
+                            op->k, query_sets(op), &op->sets);
 }
 
-double distance2_reference(const muvox_matrix *coords, const muvox_sets *sets, int64_t s, int64_t i, int64_t j)
+double squared_distance_reference(const muvox_matrix *a, int64_t at_a, const muvox_matrix *b, int64_t at_b)
 {
-    const int64_t at_i = ROW(coords, sets, s, i), at_j = ROW(coords, sets, s, j);
-    double        exact = 0;
-    float         rounded = 0;
+    double exact = 0;
+    float  rounded = 0;
 
-    for (int64_t c = 0; c < coords->cols; c++) {
-        const double a = element(coords->data, coords->dtype, at_i + c),
-                     b = element(coords->data, coords->dtype, at_j + c);
-        const float difference = (float)a - (float)b;
+    for (int64_t c = 0; c < a->cols; c++) {
+        const double x = element(a->data, a->dtype, at_a + c), y = element(b->data, b->dtype, at_b + c);
+        const float  difference = (float)x - (float)y;
 
-        exact = fma(a - b, a - b, exact);
+        exact = fma(x - y, x - y, exact);
         rounded = fmaf(difference, difference, rounded);
     }
-    return coords->dtype == MUVOX_F64 ? exact : (double)rounded;
+    return a->dtype == MUVOX_F64 ? exact : (double)rounded;
+}
+
+/* distance² of a query to row j of its set */
+static double distance2(const muvox_search_reference *search, int64_t j)
+{
+    return squared_distance_reference(search->queries, search->query_at, search->coords,
+                                      ROW(search->coords, search->sets, search->set, j));
 }
 
 /* (a, i) ranks before (b, j): by distance, NaN last, ties to the lower row. */
@@ -61,16 +84,23 @@ static bool precedes(double a, int64_t i, double b, int64_t j)
     return a < b || (a == b && i < j);
 }
 
-int64_t next_nearest_reference(const muvox_matrix *coords, const muvox_sets *sets, int64_t s, int64_t i, int64_t last)
+static bool admitted(const muvox_search_reference *search, int64_t j, double distance)
 {
-    const double nearer = last < 0 ? 0 : distance2_reference(coords, sets, s, i, last);
+    const bool within = !(search->options & MUVOX_WITHIN_RADIUS) || distance <= search->max_radius * search->max_radius;
+
+    return within && j != search->self && row_valid(search->mask, search->sets, search->set, j);
+}
+
+int64_t next_nearest_reference(const muvox_search_reference *search, int64_t last)
+{
+    const double nearer = last < 0 ? 0 : distance2(search, last);
     int64_t      best = -1;
     double       least = 0;
 
-    for (int64_t j = 0; j < set_rows(sets, s); j++) {
-        const double distance = distance2_reference(coords, sets, s, i, j);
+    for (int64_t j = 0; j < set_rows(search->sets, search->set); j++) {
+        const double distance = distance2(search, j);
 
-        if (last >= 0 && !precedes(nearer, last, distance, j)) continue;
+        if (!admitted(search, j, distance) || (last >= 0 && !precedes(nearer, last, distance, j))) continue;
         if (best < 0 || precedes(distance, j, least, best)) {
             best = j;
             least = distance;
@@ -81,47 +111,69 @@ int64_t next_nearest_reference(const muvox_matrix *coords, const muvox_sets *set
 
 muvox_status knn_forward_reference(muvox_context *ctx, const muvox_knn *op)
 {
-    (void)ctx;
-    for (int64_t s = 0; s < op->sets.count; s++) {
-        const int64_t M = set_rows(&op->sets, s);
+    const bool          cross = op->options & MUVOX_QUERIES;
+    const muvox_sets   *sets = query_sets(op);
+    const muvox_matrix *queries = cross ? &op->queries : &op->coords;
 
-        for (int64_t i = 0; i < M; i++) {
-            int64_t j = -1;
+    (void)ctx;
+    for (int64_t s = 0; s < sets->count; s++)
+        for (int64_t i = 0; i < set_rows(sets, s); i++) {
+            const bool                   looks = cross || row_valid(&op->mask, sets, s, i);
+            const muvox_search_reference search = {
+                .options = op->options, .max_radius = op->max_radius,
+                .coords = &op->coords, .queries = queries, .mask = &op->mask, .sets = &op->sets, .set = s,
+                .query_at = ROW(queries, sets, s, i), .self = op->options & MUVOX_EXCLUDE_SELF ? i : -1};
+            int64_t j = -1, count = 0;
 
             for (int64_t r = 0; r < op->k; r++) {
-                j = r < M ? next_nearest_reference(&op->coords, &op->sets, s, i, j) : -1;
-                OUT(neighbours, s, i, r, (double)j);
-                OUT(distance2, s, i, r, j < 0 ? INFINITY : distance2_reference(&op->coords, &op->sets, s, i, j));
+                j = looks && count == r ? next_nearest_reference(&search, j) : -1;
+                count += j >= 0;
+                OUT_AT(neighbours, ROW(&op->neighbours, sets, s, i) + r, (double)j);
+                OUT_AT(distance2, ROW(&op->distance2, sets, s, i) + r, j < 0 ? INFINITY : distance2(&search, j));
             }
-            OUT(counts, s, i, 0, (double)(op->k < M ? op->k : M));
+            OUT_AT(counts, ROW(&op->counts, sets, s, i), (double)count);
         }
-    }
     return MUVOX_OK;
+}
+
+/* Σ over the places (i, r) of set s of 2 g (x_i − x_j): those of query i = `query`, less those that picked row j = `picked`;
+ * −1 for either is none. */
+static double pulled(const muvox_knn *op, int64_t s, int64_t c, int64_t query, int64_t picked)
+{
+    const muvox_sets   *sets = query_sets(op);
+    const muvox_matrix *queries = op->options & MUVOX_QUERIES ? &op->queries : &op->coords;
+    double              sum = 0;
+
+    for (int64_t i = 0; i < set_rows(sets, s); i++)
+        for (int64_t r = 0; r < op->k; r++) {
+            const int64_t j =
+                (int64_t)element(op->neighbours.data, MUVOX_I32, ROW(&op->neighbours, sets, s, i) + r);
+
+            if (j < 0 || (i != query && j != picked)) continue;
+            const double g = element(op->grad_distance2.data, op->grad_distance2.dtype,
+                                     ROW(&op->grad_distance2, sets, s, i) + r);
+            const double step = 2 * g *
+                                (element(queries->data, queries->dtype, ROW(queries, sets, s, i) + c) -
+                                 IN(coords, s, j, c));
+
+            sum += (i == query ? step : 0) - (j == picked ? step : 0);
+        }
+    return sum;
 }
 
 muvox_status knn_backward_reference(muvox_context *ctx, const muvox_knn *op)
 {
+    const bool        cross = op->options & MUVOX_QUERIES;
+    const muvox_sets *sets = query_sets(op);
+
     (void)ctx;
-    for (int64_t s = 0; s < op->sets.count; s++) {
-        const int64_t M = set_rows(&op->sets, s);
-
-        for (int64_t i = 0; i < M; i++)
-            for (int64_t c = 0; c < op->coords.cols; c++) {
-                double sum = 0;
-
-                for (int64_t from = 0; from < M; from++)
-                    for (int64_t r = 0; r < op->k; r++) {
-                        const int64_t j = (int64_t)IN(neighbours, s, from, r);
-
-                        if (j < 0 || (from != i && j != i)) continue;
-                        const double step =
-                            2 * IN(grad_distance2, s, from, r) * (IN(coords, s, from, c) - IN(coords, s, j, c));
-
-                        sum += (from == i ? step : 0) - (j == i ? step : 0);
-                    }
-                OUT(grad_coords, s, i, c, sum);
-            }
-    }
+    for (int64_t s = 0; s < op->sets.count; s++)
+        for (int64_t c = 0; c < op->coords.cols; c++) {
+            for (int64_t j = 0; j < set_rows(&op->sets, s); j++)
+                OUT(grad_coords, s, j, c, pulled(op, s, c, cross ? -1 : j, j));
+            for (int64_t i = 0; cross && i < set_rows(sets, s); i++)
+                OUT_AT(grad_queries, ROW(&op->grad_queries, sets, s, i) + c, pulled(op, s, c, i, -1));
+        }
     return MUVOX_OK;
 }
 

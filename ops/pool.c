@@ -17,7 +17,9 @@ static muvox_status check(muvox_context *ctx, const muvox_pool *op)
     FORWARD(check_matrix(ctx, "pool", "x", &op->x, op->sets.rows, -1));
     FORWARD(check_output(ctx, "pool", "out", &op->out, S, aggregate_count(op->aggregates) * F, op->x.dtype));
     FORWARD(check_output(ctx, "pool", "winners", &op->winners, S, winner_count(op->aggregates) * F, MUVOX_I32));
-    return check_sets(ctx, "pool", &op->sets);
+    FORWARD(check_mask(ctx, "pool", &op->mask, op->sets.rows));
+    FORWARD(check_sets(ctx, "pool", &op->sets));
+    return check_row_weights(ctx, "pool", &op->row_weights, wide_dtype(op->x.dtype), &op->sets);
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_pool *op)
@@ -28,26 +30,45 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_pool *op)
     if (winner_count(op->aggregates)) FORWARD(check_given(ctx, "pool", "winners", &op->winners, S));
     FORWARD(check_matrix(ctx, "pool", "grad_out", &op->grad_out, S, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "pool", "grad_out", op->grad_out.dtype, "x", op->x.dtype));
-    return check_output(ctx, "pool", "grad_x", &op->grad_x, op->sets.rows, F, op->x.dtype);
+    FORWARD(check_output(ctx, "pool", "grad_x", &op->grad_x, op->sets.rows, F, op->x.dtype));
+    REQUIRE(op->row_weights.data || !op->grad_row_weights.data, MUVOX_BAD_ARGUMENT,
+            "pool: grad_row_weights is asked for without row_weights");
+    return check_output(ctx, "pool", "grad_row_weights", &op->grad_row_weights, op->sets.rows, 1, op->row_weights.dtype);
 }
 
-/* One output of set s, and the row that won it, −1 for an empty set. */
+static double weight(const muvox_pool *op, int64_t s, int64_t i)
+{
+    return op->row_weights.data ? IN(row_weights, s, i, 0) : 1;
+}
+
+/* Σ u over the rows of set s that take part: what the mean divides by. */
+static double total_weight(const muvox_pool *op, int64_t s)
+{
+    double total = 0;
+
+    for (int64_t i = 0; i < set_rows(&op->sets, s); i++)
+        if (row_valid(&op->mask, &op->sets, s, i)) total += weight(op, s, i);
+    return total;
+}
+
+/* One output of set s, and the row that won it, −1 for a set without rows that take part. */
 static double pooled(const muvox_pool *op, muvox_aggregate_kind kind, int64_t s, int64_t f, int64_t *winner)
 {
-    const int64_t M = set_rows(&op->sets, s);
-    double        sum = 0, best = 0;
+    const double total = total_weight(op, s);
+    double       sum = 0, best = 0;
 
     *winner = -1;
-    for (int64_t i = 0; i < M; i++) {
+    for (int64_t i = 0; i < set_rows(&op->sets, s); i++) {
+        if (!row_valid(&op->mask, &op->sets, s, i)) continue;
         const double x = IN(x, s, i, f), candidate = kind == MUVOX_ABSMAX ? fabs(x) : x;
 
-        sum += x;
+        sum += weight(op, s, i) * x;
         if (*winner < 0 || candidate > best || (isnan(candidate) && !isnan(best))) { /* the first maximum, or NaN */
             *winner = i;
             best = candidate;
         }
     }
-    if (kind == MUVOX_MEAN) return M ? sum / (double)M : 0;
+    if (kind == MUVOX_MEAN) return total == 0 ? 0 : sum / total;
     return kind == MUVOX_SUM ? sum : best;
 }
 
@@ -75,35 +96,46 @@ muvox_status pool_forward_reference(muvox_context *ctx, const muvox_pool *op)
     return MUVOX_OK;
 }
 
-muvox_status pool_backward_reference(muvox_context *ctx, const muvox_pool *op)
+/* Both gradients of one feature of one row that takes part. */
+static void backward_element(const muvox_pool *op, int64_t s, int64_t i, int64_t f, double *dx, double *du)
 {
     const int64_t F = op->x.cols;
+    const double  x = IN(x, s, i, f), u = weight(op, s, i), total = total_weight(op, s);
+    int64_t       winner;
 
+    for (int a = 0, w = 0; a < aggregate_count(op->aggregates); a++) {
+        const muvox_aggregate_kind kind = aggregate_at(op->aggregates, a);
+        const double g = element(op->grad_out.data, op->grad_out.dtype, s * op->grad_out.row_stride + a * F + f);
+
+        if (kind == MUVOX_MEAN && total != 0) {
+            *dx += g * u / total;
+            if (op->grad_row_weights.data) *du += g * (x - pooled(op, MUVOX_MEAN, s, f, &winner)) / total;
+        } else if (kind == MUVOX_SUM) {
+            *dx += g * u;
+            *du += g * x;
+        } else if (kind == MUVOX_MAX || kind == MUVOX_ABSMAX) {
+            if (((const int32_t *)op->winners.data)[s * op->winners.row_stride + w * F + f] == i)
+                *dx += kind == MUVOX_MAX ? g : g * ((x > 0) - (x < 0));
+            w++;
+        }
+    }
+}
+
+muvox_status pool_backward_reference(muvox_context *ctx, const muvox_pool *op)
+{
     (void)ctx;
     for (int64_t s = 0; s < op->sets.count; s++)
-        for (int64_t i = 0; i < set_rows(&op->sets, s); i++)
-            for (int64_t f = 0; f < F; f++) {
+        for (int64_t i = 0; i < set_rows(&op->sets, s); i++) {
+            double du = 0;
+
+            for (int64_t f = 0; f < op->x.cols; f++) {
                 double dx = 0;
 
-                for (int a = 0, w = 0; a < aggregate_count(op->aggregates); a++) {
-                    const muvox_aggregate_kind kind = aggregate_at(op->aggregates, a);
-                    const double g = element(op->grad_out.data, op->grad_out.dtype,
-                                             s * op->grad_out.row_stride + a * F + f);
-
-                    if (kind == MUVOX_MEAN) {
-                        dx += g / (double)set_rows(&op->sets, s);
-                    } else if (kind == MUVOX_SUM) {
-                        dx += g;
-                    } else {
-                        const double x = IN(x, s, i, f);
-
-                        if (((const int32_t *)op->winners.data)[s * op->winners.row_stride + w * F + f] == i)
-                            dx += kind == MUVOX_MAX ? g : g * ((x > 0) - (x < 0));
-                        w++;
-                    }
-                }
+                if (row_valid(&op->mask, &op->sets, s, i)) backward_element(op, s, i, f, &dx, &du);
                 OUT(grad_x, s, i, f, dx);
             }
+            OUT(grad_row_weights, s, i, 0, du);
+        }
     return MUVOX_OK;
 }
 

@@ -15,17 +15,28 @@
             set_element(op->name.data, op->name.dtype, ROW(&op->name, &op->sets, s, i) + (c), value);                  \
     } while (0)
 
-/* |x_i − x_j|² in float (double for double), as knn.h defines it. */
-double distance2_reference(const muvox_matrix *coords, const muvox_sets *sets, int64_t s, int64_t i, int64_t j);
+/* |a − b|² of a row of each, in float (double for double), as knn.h defines it. */
+double squared_distance_reference(const muvox_matrix *a, int64_t at_a, const muvox_matrix *b, int64_t at_b);
 
-/* The row that comes after `last` (−1: before all) among the neighbours of row i, −1 after the last one. */
-int64_t next_nearest_reference(const muvox_matrix *coords, const muvox_sets *sets, int64_t s, int64_t i, int64_t last);
+/* One query and the set it searches. */
+typedef struct {
+    unsigned            options;
+    double              max_radius;
+    const muvox_matrix *coords, *queries, *mask;
+    const muvox_sets   *sets;
+    int64_t             set, query_at; /* where the query's row begins */
+    int64_t             self;          /* the row to leave out, or −1 */
+} muvox_search_reference;
+
+/* The row that comes after `last` (−1: before all) among the neighbours of the query, −1 after the last one. */
+int64_t next_nearest_reference(const muvox_search_reference *search, int64_t last);
 
 /* The neighbours of one row and their weights; rows[r] = −1 is no neighbour. */
 typedef struct {
     int64_t        k;
     const int64_t *rows;
     const double  *weights;
+    bool           mean_by_k; /* the mean divides by k, not by their number */
 } muvox_neighbourhood;
 
 /* One output of aggregate.h: feature f of the aggregate `kind` for a row of set s, and the rank that won it, or −1. */
@@ -40,6 +51,12 @@ double dm_reference(muvox_aggregates aggregates, const muvox_matrix *grad_out, c
 /* A saved rank, whose "none" is 255 in a byte and −1 in 32 bits. */
 int64_t rank_element(const muvox_output *winners, int64_t at);
 void    set_rank(const muvox_output *winners, int64_t at, int64_t rank);
+
+/* The same for outputs that lie by other sets than op->sets. */
+#define OUT_AT(name, at, value)                                                                                        \
+    do {                                                                                                               \
+        if (op->name.data) set_element(op->name.data, op->name.dtype, at, value);                                      \
+    } while (0)
 
 muvox_status knn_forward_reference(muvox_context *ctx, const muvox_knn *op);
 muvox_status knn_backward_reference(muvox_context *ctx, const muvox_knn *op);

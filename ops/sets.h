@@ -4,6 +4,8 @@
 
 #include "muvox/types.h"
 
+#include <stdbool.h>
+
 /* Number of rows of all sets before set s: where its rows begin in (N, …) numbering. */
 static inline int64_t set_begin(const muvox_sets *sets, int64_t s)
 {
@@ -32,6 +34,22 @@ static inline int64_t largest_set(const muvox_sets *sets)
 #define ROW(matrix, sets, s, i)                                                                                        \
     ((sets)->splits ? ((sets)->splits[s] + (i)) * (matrix)->row_stride                                                 \
                     : (s) * (matrix)->set_stride + (i) * (matrix)->row_stride)
+
+/* Whether row i of set s takes part: mask is (N, 1) uint8, or has no data and all do. */
+static inline bool row_valid(const muvox_matrix *mask, const muvox_sets *sets, int64_t s, int64_t i)
+{
+    return !mask->data || ((const uint8_t *)mask->data)[ROW(mask, sets, s, i)];
+}
+
+/* The rows of set s that take part, in order; returns how many. */
+static inline int64_t valid_rows(const muvox_matrix *mask, const muvox_sets *sets, int64_t s, int32_t *rows)
+{
+    int64_t count = 0;
+
+    for (int64_t i = 0; i < set_rows(sets, s); i++)
+        if (row_valid(mask, sets, s, i)) rows[count++] = (int32_t)i;
+    return count;
+}
 
 /* Work items: every set cut into blocks of rows. Item numbers are handed out by an upper bound, so that no list is
  * needed: set s owns the items from set_begin(s) / block + s on, and the last of them may be empty. */

@@ -63,6 +63,14 @@ typedef enum { MUVOX_MEAN = 1, MUVOX_MAX = 2, MUVOX_ABSMAX = 3, MUVOX_SUM = 4 } 
 typedef uint32_t muvox_aggregates;
 #define MUVOX_AGGREGATES_2(first, second) ((muvox_aggregates)(first) | (muvox_aggregates)(second) << 4)
 
+/* How knn and gravnet look for neighbours; none of them by default. */
+typedef enum {
+    MUVOX_EXCLUDE_SELF = 1,  /* a row is not its own neighbour: left out by row number, never by distance */
+    MUVOX_WITHIN_RADIUS = 2, /* only rows with distance² ≤ max_radius² */
+    MUVOX_QUERIES = 4,       /* knn: the rows of `queries` look for neighbours among those of `coords` */
+    MUVOX_MEAN_BY_K = 8      /* gravnet: the mean divides by k, not by the number of neighbours found */
+} muvox_search_option;
+
 /* Which kernels run. Every choice gives the same neighbours bit for bit. */
 typedef enum {
     MUVOX_SIMD_AUTO = 0,  /* what the environment variable MUVOX_SIMD names, else the best this processor runs */
