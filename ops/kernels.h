@@ -14,6 +14,8 @@ typedef struct {
     muvox_status (*gravnet_backward)(muvox_context *ctx, const muvox_gravnet *op);
     muvox_status (*attention_forward)(muvox_context *ctx, const muvox_attention *op);
     muvox_status (*attention_backward)(muvox_context *ctx, const muvox_attention *op);
+    muvox_status (*offset_attention_forward)(muvox_context *ctx, const muvox_offset_attention *op);
+    muvox_status (*offset_attention_backward)(muvox_context *ctx, const muvox_offset_attention *op);
     muvox_status (*pool_forward)(muvox_context *ctx, const muvox_pool *op);
     muvox_status (*pool_backward)(muvox_context *ctx, const muvox_pool *op);
 } muvox_kernels;

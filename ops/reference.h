@@ -66,6 +66,8 @@ muvox_status gravnet_forward_reference(muvox_context *ctx, const muvox_gravnet *
 muvox_status gravnet_backward_reference(muvox_context *ctx, const muvox_gravnet *op);
 muvox_status attention_forward_reference(muvox_context *ctx, const muvox_attention *op);
 muvox_status attention_backward_reference(muvox_context *ctx, const muvox_attention *op);
+muvox_status offset_attention_forward_reference(muvox_context *ctx, const muvox_offset_attention *op);
+muvox_status offset_attention_backward_reference(muvox_context *ctx, const muvox_offset_attention *op);
 muvox_status pool_forward_reference(muvox_context *ctx, const muvox_pool *op);
 muvox_status pool_backward_reference(muvox_context *ctx, const muvox_pool *op);
 
