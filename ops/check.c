@@ -5,7 +5,7 @@
 
 const char *dtype_name(muvox_dtype dtype)
 {
-    static const char *const names[] = {"half", "bfloat16", "float", "double", "int32", "uint8"};
+    static const char *const names[] = {"half", "bfloat16", "float", "double", "int32", "uint8", "int64"};
 
     return (unsigned)dtype < sizeof names / sizeof *names ? names[dtype] : "unknown dtype";
 }
@@ -199,5 +199,12 @@ muvox_status check_search(muvox_context *ctx, const char *op, unsigned options, 
             "%s: exclude_self is set together with queries, which are other rows than coords", op);
     REQUIRE(!(options & MUVOX_WITHIN_RADIUS) || max_radius >= 0, MUVOX_BAD_ARGUMENT,
             "%s: max_radius is %g, expected 0 or more", op, max_radius);
+    return MUVOX_OK;
+}
+
+muvox_status check_integer(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype)
+{
+    REQUIRE(dtype == MUVOX_I32 || dtype == MUVOX_I64, MUVOX_BAD_DTYPE, "%s: %s is %s, expected int32 or int64", op, name,
+            dtype_name(dtype));
     return MUVOX_OK;
 }

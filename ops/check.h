@@ -45,6 +45,9 @@ muvox_status check_given(muvox_context *ctx, const char *op, const char *name, c
 /* half, bfloat16, float or double. */
 muvox_status check_floating(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype);
 
+/* int32 or int64. */
+muvox_status check_integer(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype);
+
 /* m has the dtype of another argument. */
 muvox_status check_same_dtype(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype,
                               const char *other, muvox_dtype expected);

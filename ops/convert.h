@@ -59,7 +59,8 @@ static inline uint16_t half_of_float(float x)
 static inline size_t dtype_size(muvox_dtype dtype)
 {
     switch (dtype) {
-    case MUVOX_F64: return 8;
+    case MUVOX_F64:
+    case MUVOX_I64: return 8;
     case MUVOX_F32:
     case MUVOX_I32: return 4;
     case MUVOX_F16:
@@ -79,8 +80,15 @@ static inline double element(const void *data, muvox_dtype dtype, int64_t at)
     case MUVOX_F64: return ((const double *)data)[at];
     case MUVOX_I32: return ((const int32_t *)data)[at];
     case MUVOX_U8: return ((const uint8_t *)data)[at];
+    case MUVOX_I64: return (double)((const int64_t *)data)[at];
     }
     return 0;
+}
+
+/* An element of an int32 or int64 matrix. */
+static inline int64_t integer(const muvox_matrix *m, int64_t at)
+{
+    return m->dtype == MUVOX_I64 ? ((const int64_t *)m->data)[at] : ((const int32_t *)m->data)[at];
 }
 
 static inline void set_element(void *data, muvox_dtype dtype, int64_t at, double value)
@@ -92,6 +100,7 @@ static inline void set_element(void *data, muvox_dtype dtype, int64_t at, double
     case MUVOX_F64: ((double *)data)[at] = value; break;
     case MUVOX_I32: ((int32_t *)data)[at] = (int32_t)value; break;
     case MUVOX_U8: ((uint8_t *)data)[at] = (uint8_t)value; break;
+    case MUVOX_I64: ((int64_t *)data)[at] = (int64_t)value; break;
     }
 }
 

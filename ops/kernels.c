@@ -5,6 +5,7 @@
 #include "check.h"
 #include "context.h"
 #include "convert.h"
+#include "segments.h"
 #include "sets.h"
 
 #include <math.h>
@@ -33,31 +34,37 @@ enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
 #define INT  int32_t
 #define FMA     fmaf
 #define NEXTAFTER nextafterf
+#define FLOOR   floorf
 #define NAME(f) f##_f32
 #include "kernels.inc"
 #undef REAL
 #undef INT
 #undef FMA
 #undef NEXTAFTER
+#undef FLOOR
 #undef NAME
 
 #define REAL double
 #define INT  int64_t
 #define FMA     fma
 #define NEXTAFTER nextafter
+#define FLOOR   floor
 #define NAME(f) f##_f64
 #include "kernels.inc"
 #undef REAL
 #undef INT
 #undef FMA
 #undef NEXTAFTER
+#undef FLOOR
 #undef NAME
 
 #define TABLE(suffix)                                                                                                  \
     {                                                                                                                  \
         knn_forward_##suffix, knn_backward_##suffix, aggregate_forward_##suffix, aggregate_backward_##suffix,          \
             gravnet_forward_##suffix, gravnet_backward_##suffix, attention_forward_##suffix,                           \
-            attention_backward_##suffix, offset_attention_forward_##suffix, offset_attention_backward_##suffix, pool_forward_##suffix, pool_backward_##suffix                                 \
+            attention_backward_##suffix, offset_attention_forward_##suffix, offset_attention_backward_##suffix, pool_forward_##suffix, pool_backward_##suffix, voxelize_forward_##suffix, voxelize_backward_##suffix,  \
+            devoxelize_forward_##suffix, devoxelize_backward_##suffix, trilinear_weights_forward_##suffix,              \
+            trilinear_weights_backward_##suffix                                 \
     }
 #define JOIN_(a, b) a##b
 #define JOIN(a, b)  JOIN_(a, b)

@@ -18,6 +18,12 @@ typedef struct {
     muvox_status (*offset_attention_backward)(muvox_context *ctx, const muvox_offset_attention *op);
     muvox_status (*pool_forward)(muvox_context *ctx, const muvox_pool *op);
     muvox_status (*pool_backward)(muvox_context *ctx, const muvox_pool *op);
+    muvox_status (*voxelize_forward)(muvox_context *ctx, const muvox_voxelize *op);
+    muvox_status (*voxelize_backward)(muvox_context *ctx, const muvox_voxelize *op);
+    muvox_status (*devoxelize_forward)(muvox_context *ctx, const muvox_devoxelize *op);
+    muvox_status (*devoxelize_backward)(muvox_context *ctx, const muvox_devoxelize *op);
+    muvox_status (*trilinear_weights_forward)(muvox_context *ctx, const muvox_trilinear_weights *op);
+    muvox_status (*trilinear_weights_backward)(muvox_context *ctx, const muvox_trilinear_weights *op);
 } muvox_kernels;
 
 /* Arithmetic in float (for half, bfloat16 and float) or in double. */

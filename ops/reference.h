@@ -70,5 +70,11 @@ muvox_status offset_attention_forward_reference(muvox_context *ctx, const muvox_
 muvox_status offset_attention_backward_reference(muvox_context *ctx, const muvox_offset_attention *op);
 muvox_status pool_forward_reference(muvox_context *ctx, const muvox_pool *op);
 muvox_status pool_backward_reference(muvox_context *ctx, const muvox_pool *op);
+muvox_status voxelize_forward_reference(muvox_context *ctx, const muvox_voxelize *op);
+muvox_status voxelize_backward_reference(muvox_context *ctx, const muvox_voxelize *op);
+muvox_status devoxelize_forward_reference(muvox_context *ctx, const muvox_devoxelize *op);
+muvox_status devoxelize_backward_reference(muvox_context *ctx, const muvox_devoxelize *op);
+muvox_status trilinear_weights_forward_reference(muvox_context *ctx, const muvox_trilinear_weights *op);
+muvox_status trilinear_weights_backward_reference(muvox_context *ctx, const muvox_trilinear_weights *op);
 
 #endif

@@ -8,6 +8,9 @@
 #include "knn.h"
 #include "offset_attention.h"
 #include "pool.h"
+#include "voxelize.h"
+#include "devoxelize.h"
+#include "trilinear_weights.h"
 #include "types.h"
 
 #ifdef __cplusplus

@@ -31,7 +31,7 @@ typedef enum {
 } muvox_status;
 
 /* Half is IEEE binary16, bfloat16 the upper half of a float. */
-typedef enum { MUVOX_F16, MUVOX_BF16, MUVOX_F32, MUVOX_F64, MUVOX_I32, MUVOX_U8 } muvox_dtype;
+typedef enum { MUVOX_F16, MUVOX_BF16, MUVOX_F32, MUVOX_F64, MUVOX_I32, MUVOX_U8, MUVOX_I64 } muvox_dtype;
 
 /* A row-major matrix with unit column stride; strides count elements. Row i of set s of a uniform matrix begins at
  * s · set_stride + i · row_stride (a set stride of 0 shares one set between all), row i of set s of a ragged one at

@@ -1,0 +1,93 @@
+/* voxelize: argument check, plain reference, entry points. The tuned kernels are in voxelize_kernel.inc. */
+#include "muvox/voxelize.h"
+
+#include "check.h"
+#include "context.h"
+#include "reference.h"
+
+static muvox_status check(muvox_context *ctx, const muvox_voxelize *op)
+{
+    const int64_t N = op->feats.rows, S = op->counts.rows;
+
+    FORWARD(check_call(ctx, "voxelize", op->struct_size, sizeof *op));
+    FORWARD(check_floating(ctx, "voxelize", "feats", op->feats.dtype));
+    FORWARD(check_integer(ctx, "voxelize", "index", op->index.dtype));
+    FORWARD(check_integer(ctx, "voxelize", "counts", op->counts.dtype));
+    FORWARD(check_matrix(ctx, "voxelize", "index", &op->index, N, 1));
+    FORWARD(check_matrix(ctx, "voxelize", "counts", &op->counts, S, 1));
+    return check_output(ctx, "voxelize", "out", &op->out, S, op->feats.cols, op->feats.dtype);
+}
+
+static muvox_status check_forward(muvox_context *ctx, const muvox_voxelize *op)
+{
+    FORWARD(check(ctx, op));
+    return check_matrix(ctx, "voxelize", "feats", &op->feats, op->feats.rows, -1);
+}
+
+static muvox_status check_backward(muvox_context *ctx, const muvox_voxelize *op)
+{
+    const int64_t C = op->feats.cols;
+
+    FORWARD(check(ctx, op));
+    FORWARD(check_matrix(ctx, "voxelize", "grad_out", &op->grad_out, op->counts.rows, C));
+    FORWARD(check_same_dtype(ctx, "voxelize", "grad_out", op->grad_out.dtype, "feats", op->feats.dtype));
+    return check_output(ctx, "voxelize", "grad_feats", &op->grad_feats, op->feats.rows, C, op->feats.dtype);
+}
+
+static int64_t count(const muvox_voxelize *op, int64_t s)
+{
+    return integer(&op->counts, s * op->counts.row_stride);
+}
+
+static int64_t voxel_of(const muvox_voxelize *op, int64_t n)
+{
+    return integer(&op->index, n * op->index.row_stride);
+}
+
+muvox_status voxelize_forward_reference(muvox_context *ctx, const muvox_voxelize *op)
+{
+    (void)ctx;
+    for (int64_t s = 0; s < op->counts.rows; s++)
+        for (int64_t c = 0; c < op->feats.cols; c++) {
+            double sum = 0;
+
+            for (int64_t n = 0; n < op->feats.rows; n++)
+                if (voxel_of(op, n) == s) sum += element(op->feats.data, op->feats.dtype, n * op->feats.row_stride + c);
+            OUT_AT(out, s * op->out.row_stride + c, count(op, s) > 0 ? sum / (double)count(op, s) : 0);
+        }
+    return MUVOX_OK;
+}
+
+muvox_status voxelize_backward_reference(muvox_context *ctx, const muvox_voxelize *op)
+{
+    (void)ctx;
+    for (int64_t n = 0; n < op->feats.rows; n++) {
+        const int64_t s = voxel_of(op, n);
+        const bool    seen = s >= 0 && s < op->counts.rows && count(op, s) > 0;
+
+        for (int64_t c = 0; c < op->feats.cols; c++)
+            OUT_AT(grad_feats, n * op->grad_feats.row_stride + c,
+                   seen ? element(op->grad_out.data, op->grad_out.dtype, s * op->grad_out.row_stride + c) /
+                              (double)count(op, s)
+                        : 0);
+    }
+    return MUVOX_OK;
+}
+
+muvox_status muvox_voxelize_forward(muvox_context *ctx, const muvox_voxelize *op)
+{
+    const muvox_kernels *kernels;
+
+    FORWARD(check_forward(ctx, op));
+    FORWARD(kernels_for(ctx, "voxelize", op->feats.dtype, &kernels));
+    return kernels->voxelize_forward(ctx, op);
+}
+
+muvox_status muvox_voxelize_backward(muvox_context *ctx, const muvox_voxelize *op)
+{
+    const muvox_kernels *kernels;
+
+    FORWARD(check_backward(ctx, op));
+    FORWARD(kernels_for(ctx, "voxelize", op->feats.dtype, &kernels));
+    return kernels->voxelize_backward(ctx, op);
+}
