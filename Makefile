@@ -32,7 +32,7 @@ check-c: build
 	$(MESON) test -C build -v
 
 check-sanitize: build build-sanitize/build.ninja
-	$(SANITIZE) $(MESON) test -C build-sanitize -v
+	$(SANITIZE) $(MESON) test -C build-sanitize -v --timeout-multiplier 5
 
 check-install: build
 	BIN=$(BIN) scripts/check-install build
