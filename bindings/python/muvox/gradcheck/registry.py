@@ -20,10 +20,10 @@ ALL = ("mean", "max", "absmax", "sum")
 class Case:
     """One edge case. Sets have `lengths` rows each; how tensors are laid out and drawn does not depend on the operator.
 
-    points: "distinct" (drawn again until no choice of neighbours or maxima hangs on rounding), "coincident" (all rows of
-    a set at one place) or "lattice" (multiples of 1/4, exact in every dtype, so that ties are exact).
-    layout: "contiguous", "sliced" (all inputs are columns of one matrix), "transposed" (column stride > 1), "shared" (the
-    first input has set stride 0). gradient: "dense", "expanded" (stride 0) or "transposed".
+    points: "distinct" (drawn again until no choice of neighbours or maxima hangs on rounding), "coincident" (all rows
+    of a set at one place) or "lattice" (multiples of 1/4, exact in every dtype, so that ties are exact).
+    layout: "contiguous", "sliced" (all inputs are columns of one matrix), "transposed" (column stride > 1), "shared"
+    (the first input has set stride 0). gradient: "dense", "expanded" (stride 0) or "transposed".
     """
 
     name: str
@@ -67,7 +67,7 @@ CASES = (
 
 @dataclass
 class Inputs:
-    """floating: gradients are checked, in the order of the function's arguments; fixed: integers. All of them (N, …)."""
+    """floating: gradients are checked, in the order of the function's arguments; fixed: integers. All are (N, …)."""
 
     floating: dict[str, Tensor]
     options: dict = field(default_factory=dict)
