@@ -83,6 +83,9 @@ def accelerate(model: nn.Module) -> nn.Module:
             continue
         if kind.__name__ == "GravNetLayer" and "potential" not in vars(module) and _is_gaussian(module.potential):
             module.potential = gaussian_potential
+        if forward is _running_norm:
+            for state in module.buffers(recurse=False):
+                state.detach_()  # LUMIN leaves the last batch's graph on them
         module.forward = MethodType(forward, module)
     return model
 

@@ -34,6 +34,8 @@ def column_squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
     """Sum of (x - centre)² over all dimensions but the last, in float at least, without a copy of x. No gradient to centre."""
     if centre is None:
         centre = torch.zeros(x.shape[-1], dtype=state_dtype(x.dtype), device=x.device)
+    if torch.compiler.is_compiling():  # the compiler fuses it, and need not split for a size that it does not know
+        return (x - centre).square().sum(tuple(range(x.dim() - 1)))
     return SumOfSquares.apply(x, centre)
 
 
@@ -102,8 +104,9 @@ def running_coefficients(norm: nn.Module, blocks: list[tuple[Tensor, int]], rows
         with torch.no_grad():
             norm.sums.copy_(sums.detach().view(shape))
             norm.sqrs.copy_(squares.detach().view(shape))
-            norm.count.copy_(count)
-            norm.batch.add_(batch)
+            # By a view: torch.compile loses what is written to a double scalar itself.
+            norm.count.view(1).copy_(count.view(1))
+            norm.batch.view(1).add_(batch)
     seen = count != 0  # before the first batch: mean 0, variance 1
     mean = torch.where(seen, sums / torch.where(seen, count, 1), 0)
     variance = torch.where(seen, squares / torch.where(seen, count, 1) - mean * mean, 1)
