@@ -67,5 +67,5 @@ build/build.ninja: | .venv/requirements
 	$(MESON) setup build -Dtests=enabled -Dwerror=$(WERROR)
 
 build-sanitize/build.ninja: | .venv/requirements
-	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dwerror=true -Dbuildtype=debugoptimized \
+	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dwerror=true -Dbuildtype=debug -Doptimization=1 \
 	    -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all
