@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,16 @@ def test_compiled_once_for_all_sizes():
     assert graphs.frame_count == 1
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_traced():
+    """A trace has free sizes and serves training and inference, whichever it was recorded in."""
+    x, f, splits = draw(3, 4, ragged=True)
+    with torch.no_grad():
+        traced = torch.jit.trace(network, (x, f, splits))
+    x, f, splits = draw(3, 4, rows=9, ragged=True)
+    assert_equal(run(traced, (x, f, splits)), run(network, (x, f, splits)))
+
+
 def test_autocast_reaches_fake_cuda_tensors():
     """The rule for CUDA is the one for the CPU; without a GPU only fake tensors show it."""
     with FakeTensorMode(), warnings.catch_warnings():
@@ -273,6 +284,30 @@ def test_same_bits_again_and_on_two_threads(op, ragged):
     assert_equal(run(operator(op), inputs), first)
 
 
+def test_python_threads_at_once():
+    inputs = arguments("gravnet", ragged=True, rows=50)
+    expected = run(operator("gravnet"), inputs)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: run(operator("gravnet"), inputs), range(40)):
+            assert_equal(found, expected)
+
+
+def test_forked_process():
+    """OpenMP's threads do not survive a fork; the workers of a DataLoader are set to one thread for that reason."""
+    program = """
+import os, torch, muvox
+torch.set_num_threads(2)
+x = torch.randn(64, 100, 3)
+expected = muvox.knn(x, 8)[1]
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)
+    os._exit(0 if torch.equal(muvox.knn(x, 8)[1], expected) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert in_fresh_process(program).split() == ["0"]
+
+
 @each_op
 def test_gradient_of_a_sum(op):
     """Such a gradient is one number for all places (stride 0)."""
@@ -289,9 +324,9 @@ def test_gradient_of_a_sum_is_not_copied_out():
 import resource, torch, muvox
 torch.set_num_threads(1)
 x = torch.zeros(2000000, 8, requires_grad=True)
-out = muvox.pool(x, splits=torch.arange(2000001), aggregates=("mean", "max", "absmax", "sum")).sum()
+out = muvox.pool(x, splits=torch.arange(2000001), aggregates=("mean", "max", "absmax", "sum"))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-out.backward()
+out.sum().backward()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     assert int(in_fresh_process(program)) < 96 * 1024
@@ -300,7 +335,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def in_fresh_process(program):
     path = os.pathsep.join([str(Path(muvox.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

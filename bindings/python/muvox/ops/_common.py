@@ -57,8 +57,8 @@ def restore(x, lead):
 
 
 def needs_grad(*tensors):
-    """Whether backward may follow, so that forward has to save for it."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    """Whether backward may follow, so that forward has to save for it. What torch.jit.trace records must serve both."""
+    return torch.jit.is_tracing() or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
 
 
 # Shapes and devices: looked at in the wrappers, and in the fakes, where nothing else would see them
