@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from muvox.nn.sets import as_sets
+
 CHUNK = 1 << 22  # elements squared at once, so that no copy of the input is made
 
 
@@ -31,7 +33,10 @@ def column_sums(x: Tensor) -> Tensor:
 
 
 def column_squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
-    """Sum of (x - centre)² over all dimensions but the last, in float at least, without a copy of x. No gradient to centre."""
+    """Sum of (x - centre)² over all dimensions but the last, in float at least, without a copy of x.
+
+    There is no gradient to the centre, 0 by default.
+    """
     if centre is None:
         centre = torch.zeros(x.shape[-1], dtype=state_dtype(x.dtype), device=x.device)
     if torch.compiler.is_compiling():  # the compiler fuses it, and need not split for a size that it does not know
@@ -40,7 +45,7 @@ def column_squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Type of the statistics of a norm on `dtype` values: float for half and bfloat16, whose range their sums exceed."""
+    """Type of sums over `dtype` values: float for half, whose range they exceed, and for bfloat16."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -77,7 +82,7 @@ class LCBatchNorm1d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
             return self.bn(x)
-        sets = x.reshape(-1, *x.shape[-2:])
+        sets = as_sets(x)
         return self.bn(sets.transpose(1, 2)).transpose(1, 2).reshape(x.shape)
 
 
@@ -234,7 +239,7 @@ class RunningNorm(_FloatState):
         return running_mean, running_var
 
     def coefficients(self, blocks: list[tuple[Tensor, int]], rows: int, batch: int) -> tuple[Tensor, Tensor]:
-        """Factor and offset (channels), after an update of the state in training; arguments as `running_coefficients`."""
+        """Factor and offset (channels), after an update of the state in training; see `running_coefficients`."""
         mean, variance = self._update(blocks, rows) if self.training else (self.running_mean, self.running_var)
         factor = (variance + self.eps).rsqrt()
         if self.weight is None:
