@@ -7,11 +7,12 @@ its error enters the table as the same share of the limit.
 
 | dtype    | limit | why                                                                                        |
 | -------- | ----- | ------------------------------------------------------------------------------------------ |
-| double   | 16    | some ten roundings in a row, an exponential among them                                     |
-| float    | 16    | the same                                                                                   |
-| half     | 2     | arithmetic in float, one rounding (1/2), and attention's backward reads its rounded output |
-| bfloat16 | 2     | the same                                                                                   |
+| double   | 64    | some ten roundings in a row, an exponential among them, and g·v − g·out cancels            |
+| float    | 64    | the same                                                                                   |
+| half     | 4     | arithmetic in float, one rounding (1/2), and attention's backward reads its rounded output |
+| bfloat16 | 4     | the same                                                                                   |
 
+Over many seeds the worst are half of these; a gradient wrong by a thousandth is at 8000 in float.
 A case may multiply the limit of float and double (`Case.slack`). Every backward runs twice and must give the same bits.
 In double, torch.autograd.gradcheck compares with finite differences too (nondet_tol = 0), where no choice hangs on the
 step.
@@ -30,7 +31,7 @@ from . import references
 from .registry import Case, Inputs, Op
 
 DTYPES = {"double": torch.double, "float": torch.float, "half": torch.half, "bfloat16": torch.bfloat16}
-LIMITS = {torch.double: 16.0, torch.float: 16.0, torch.half: 2.0, torch.bfloat16: 2.0}
+LIMITS = {torch.double: 64.0, torch.float: 64.0, torch.half: 4.0, torch.bfloat16: 4.0}
 STABLE = 1e-3  # relative margin that no finite difference crosses
 RESOLVED = 2e-5  # relative margin that no rounding of float arithmetic crosses
 
