@@ -137,7 +137,7 @@ BAD = {
     "splits decrease": lambda: muvox.knn(X, 2, splits=torch.tensor([0, 6, 5])),
     "splits end at 6": lambda: muvox.knn(X, 2, splits=torch.tensor([0, 6])),
     "splits is float": lambda: muvox.knn(X, 2, splits=torch.tensor([0.0, 5.0])),
-    "out of memory for neighbours": lambda: muvox.knn(torch.zeros(1, 1).expand(1 << 36, 1), 1 << 20),
+    "out of memory for distance2": lambda: muvox.knn(torch.zeros(1, 1).expand(1 << 36, 1), 1 << 20),
 }
 
 
