@@ -32,7 +32,7 @@ check-c: build
 	$(MESON) test -C build -v
 
 check-sanitize: build build-sanitize/build.ninja
-	$(SANITIZE) $(MESON) test -C build-sanitize -v
+	$(SANITIZE) $(MESON) test -C build-sanitize -v --timeout-multiplier 5
 
 check-install: build
 	BIN=$(BIN) scripts/check-install build
@@ -67,5 +67,5 @@ build/build.ninja: | .venv/requirements
 	$(MESON) setup build -Dtests=enabled -Dwerror=$(WERROR)
 
 build-sanitize/build.ninja: | .venv/requirements
-	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dwerror=true -Dbuildtype=debugoptimized \
+	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dwerror=true -Dbuildtype=debug -Doptimization=1 \
 	    -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all

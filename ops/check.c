@@ -46,6 +46,9 @@ muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *se
         REQUIRE(splits[s] <= splits[s + 1], MUVOX_BAD_ARGUMENT,
                 "%s: splits decrease from %lld to %lld at set %lld, expected non-decreasing values", op,
                 (long long)splits[s], (long long)splits[s + 1], (long long)s);
+        REQUIRE(splits[s + 1] <= sets->rows, MUVOX_BAD_ARGUMENT,
+                "%s: splits reach %lld at set %lld, expected at most the number of rows, %lld", op,
+                (long long)splits[s + 1], (long long)s, (long long)sets->rows);
         REQUIRE(splits[s + 1] - splits[s] <= INT32_MAX, MUVOX_UNSUPPORTED,
                 "%s: a set of %lld rows, at most %d are supported", op, (long long)(splits[s + 1] - splits[s]),
                 INT32_MAX);

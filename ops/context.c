@@ -44,11 +44,14 @@ void workspace_free(muvox_context *ctx, void *block)
     (ctx->free ? ctx->free : builtin_free)(ctx->user, raw);
 }
 
-int threads_for(const muvox_context *ctx, int64_t items)
+int threads_for(const muvox_context *ctx, int64_t items, double work)
 {
     const int64_t threads = ctx->threads > 0 ? ctx->threads : omp_get_max_threads();
+    const double  worth = 1 + work / 1e5;
+    int64_t       most = items < threads ? items : threads;
 
-    return (int)(items < 1 ? 1 : items < threads ? items : threads);
+    if (worth < (double)most) most = (int64_t)worth;
+    return (int)(most < 1 ? 1 : most);
 }
 
 static const char *const simd_names[] = {"auto", "reference", "portable", "avx2", "avx512"};

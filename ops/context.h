@@ -26,8 +26,9 @@ static inline void *part_of(void *base, size_t offset)
     return (void *)((uintptr_t)base + offset);
 }
 
-/* How many threads work on so many independent items. */
-int threads_for(const muvox_context *ctx, int64_t items);
+/* How many threads share so many independent items, which take about `work` multiply-adds in all: what a thread would do in
+ * less time than it takes to start is not worth one. */
+int threads_for(const muvox_context *ctx, int64_t items, double work);
 
 /* How many of them a thread takes at a time: few enough to balance, many enough not to queue for small ones. */
 static inline int chunk_of(int64_t items, int threads)

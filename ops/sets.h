@@ -35,6 +35,12 @@ static inline int64_t largest_set(const muvox_sets *sets)
     ((sets)->splits ? ((sets)->splits[s] + (i)) * (matrix)->row_stride                                                 \
                     : (s) * (matrix)->set_stride + (i) * (matrix)->row_stride)
 
+/* About how many pairs of rows there are: what search and attention look at. */
+static inline double set_pairs(const muvox_sets *sets)
+{
+    return (double)sets->rows * (double)largest_set(sets);
+}
+
 /* Whether row i of set s takes part: mask is (N, 1) uint8, or has no data and all do. */
 static inline bool row_valid(const muvox_matrix *mask, const muvox_sets *sets, int64_t s, int64_t i)
 {

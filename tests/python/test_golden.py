@@ -68,7 +68,9 @@ def check(got, expected, tolerance):
     bound = tolerance * largest(expected)
     for key, want in expected.items():
         assert got[key].shape == want.shape, key
-        torch.testing.assert_close(got[key], want, rtol=0, atol=bound, equal_nan=True, msg=lambda m, key=key: f"{key}: {m}")
+        torch.testing.assert_close(
+            got[key], want, rtol=0, atol=bound, equal_nan=True, msg=lambda m, key=key: f"{key}: {m}"
+        )
 
 
 @pytest.mark.parametrize("precision", ["f64", "f32"])

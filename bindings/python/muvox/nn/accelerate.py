@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from muvox.nn.attention import offset_self_attention, self_attention
+from muvox.nn.blocks import aggregations
 from muvox.nn.collapse import graph_collapser, node_predictor
 from muvox.nn.gravnet import gaussian_potential, gravnet, gravnet_layer
 from muvox.nn.norms import running_norm
@@ -81,8 +82,13 @@ def accelerate(model: nn.Module) -> nn.Module:
         forward, members = FORWARDS.get(kind.__name__, (None, ()))
         if forward is None or kind.__module__.startswith("muvox.") or not all(hasattr(module, m) for m in members):
             continue
+        if "agg_methods" in members:
+            module.aggregates = aggregations(module.agg_methods)
         if kind.__name__ == "GravNetLayer" and "potential" not in vars(module) and _is_gaussian(module.potential):
             module.potential = gaussian_potential
+        if forward is _running_norm:
+            for state in module.buffers(recurse=False):
+                state.detach_()  # LUMIN leaves the last batch's graph on them
         module.forward = MethodType(forward, module)
     return model
 

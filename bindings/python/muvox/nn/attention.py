@@ -10,7 +10,7 @@ from muvox import ops
 from muvox.nn.activations import lookup_act, lookup_normal_init
 from muvox.nn.blocks import new_linear, tail
 from muvox.nn.norms import state_dtype
-from muvox.nn.sets import check_rows
+from muvox.nn.sets import as_sets, check_rows
 
 OFFSET_EPS = 1e-17
 OFFSET_CHUNK = 1 << 22  # attention weights that OffsetSelfAttention holds at once
@@ -100,7 +100,7 @@ def offset_attention(q: Tensor, k: Tensor, v: Tensor, splits: Tensor | None) -> 
         parts = list(zip(q.split(lengths), k.split(lengths), v.split(lengths)))
     else:
         rows = max(v.shape[-2], 1)
-        flat = [t.reshape(-1, *t.shape[-2:]) for t in (q, k, v)]
+        flat = [as_sets(t) for t in (q, k, v)]
         step = max(1, OFFSET_CHUNK // (rows * rows))
         parts = list(zip(*(t.split(step) for t in flat)))
     if len(parts) == 1:

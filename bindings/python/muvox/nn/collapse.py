@@ -9,7 +9,7 @@ from muvox import ops
 from muvox.nn.activations import lookup_act, lookup_normal_init
 from muvox.nn.attention import SelfAttention
 from muvox.nn.blocks import GraphBlock, aggregations, as_list
-from muvox.nn.sets import Block, apply_layers, check_rows, with_means
+from muvox.nn.sets import Block, apply_layers, as_sets, check_rows, with_means
 
 
 class GraphCollapser(GraphBlock):
@@ -53,7 +53,7 @@ class GraphCollapser(GraphBlock):
             raise ValueError(f"{type(self).__name__}: n_sa_layers is {n_sa_layers} and sa_width is missing")
         self.flatten, self.n_sa_layers, self.sa_width, self.sa_class = flatten, n_sa_layers, sa_width, sa_class
         self.global_feat_vec = global_feat_vec
-        self.agg_methods = aggregations(agg_methods)
+        self.agg_methods = self.aggregates = aggregations(agg_methods)
         self.gfv_pos = None
         if f_initial_outs is None:
             self.f_inital, self.f_initial_outs = nn.Identity(), [n_fpv]
@@ -79,7 +79,7 @@ class GraphCollapser(GraphBlock):
         return 2 * width
 
     def forward(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
-        """x (..., V, n_fpv), or (N, n_fpv) with splits (S + 1) unless flatten; returns (..., width), ragged (S, width)."""
+        """x (..., V, n_fpv), or (N, n_fpv) with splits (S + 1) unless flatten; returns (..., width) or (S, width)."""
         return graph_collapser(self, x, splits)
 
     def get_out_size(self) -> int:
@@ -157,14 +157,15 @@ def graph_collapser(module: nn.Module, x: Tensor, splits: Tensor | None) -> Tens
     x = _rows(module, x, splits)
     if module.flatten:
         return x.flatten(-2)
-    methods = aggregations(module.agg_methods)
+    methods = module.aggregates
     if all(isinstance(m, str) for m in methods):
         return ops.pool(x, splits=splits, aggregates=methods)
     if splits is not None:
         raise ValueError("GraphCollapser: splits need named agg_methods, got a callable")
-    sets = x.reshape(-1, *x.shape[-2:])
+    sets = as_sets(x)
     outs = [ops.pool(sets, aggregates=(m,)) if isinstance(m, str) else m(sets) for m in methods]
-    return torch.cat(outs, -1).reshape(*x.shape[:-2], -1)
+    out = torch.cat(outs, -1)
+    return out.reshape(*x.shape[:-2], out.shape[-1])
 
 
 def node_predictor(module: nn.Module, x: Tensor) -> Tensor:

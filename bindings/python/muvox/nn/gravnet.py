@@ -9,7 +9,17 @@ from muvox import ops
 from muvox.nn.activations import lookup_act, lookup_normal_init
 from muvox.nn.attention import SelfAttention
 from muvox.nn.blocks import GraphBlock, aggregations, as_list, autocast_enabled
-from muvox.nn.sets import Block, Columns, apply_layer, apply_layers, check_rows, has_hooks, join, with_means
+from muvox.nn.sets import (
+    Block,
+    Columns,
+    apply_layer,
+    apply_layers,
+    as_sets,
+    check_rows,
+    has_hooks,
+    join,
+    with_means,
+)
 
 SCALE = 10.0
 
@@ -64,7 +74,7 @@ class GravNetLayer(GraphBlock):
         if k < 1:
             raise ValueError(f"GravNetLayer: k is {k}, accepted is 1 or more")
         self.n_s, self.n_lr, self.k, self.n_out = n_s, n_lr, k, n_out
-        self.agg_methods = aggregations(agg_methods)
+        self.agg_methods = self.aggregates = aggregations(agg_methods)
         self.cat_means, self.f_slr_depth, self.f_out_depth = cat_means, f_slr_depth, f_out_depth
         self.use_sa, self.sa_class = use_sa, sa_class
         if potential is not None or not hasattr(type(self), "potential"):
@@ -172,7 +182,7 @@ def gravnet_layer(layer: nn.Module, columns: Columns, splits: Tensor | None) -> 
 
 
 def _latent(layer: nn.Module, columns: Columns, splits: Tensor | None) -> Tensor:
-    """Learnt coordinates and features side by side; under autocast the last layer runs in float, for the coordinates."""
+    """Learnt coordinates and features side by side; under autocast the last layer runs in float, for the former."""
     x = columns[0].values
     if not autocast_enabled(x):
         return apply_layers(layer.f_slr, columns, splits)
@@ -185,7 +195,7 @@ def _latent(layer: nn.Module, columns: Columns, splits: Tensor | None) -> Tensor
 
 
 def _aggregate(layer: nn.Module, coords: Tensor, feats: Tensor, splits: Tensor | None) -> Tensor:
-    methods = aggregations(layer.agg_methods)
+    methods = layer.aggregates
     if layer.use_sa or not all(isinstance(m, str) for m in methods):
         return _gathered(layer, coords, feats, splits)
     if layer.potential is gaussian_potential:
@@ -206,10 +216,10 @@ def _gathered(layer: nn.Module, coords: Tensor, feats: Tensor, splits: Tensor | 
     if splits is not None:
         lengths = [n for n in splits.diff().tolist() if n > 0]
         if not lengths:
-            return feats.new_zeros(0, len(layer.agg_methods) * feats.shape[-1])
+            return feats.new_zeros(0, len(layer.aggregates) * feats.shape[-1])
         return torch.cat([_gathered(layer, *part, None) for part in zip(coords.split(lengths), feats.split(lengths))])
     lead = feats.shape[:-1]
-    coords, feats = (t.reshape(-1, *t.shape[-2:]) for t in (coords, feats))
+    coords, feats = as_sets(coords), as_sets(feats)
     sets, rows, width = feats.shape
     neighbours, distance2 = ops.knn(coords, max(1, min(layer.k, rows)))
     weights = layer.potential(_distance(distance2, neighbours))
@@ -217,5 +227,6 @@ def _gathered(layer: nn.Module, coords: Tensor, feats: Tensor, splits: Tensor | 
     found = feats.reshape(-1, width).index_select(0, index.flatten()).view(*index.shape, width) * weights.unsqueeze(-1)
     if layer.use_sa:
         found = layer.sa_agg(found)
-    outs = [ops.pool(found, aggregates=(m,)) if isinstance(m, str) else m(found) for m in aggregations(layer.agg_methods)]
-    return torch.cat(outs, -1).reshape(*lead, -1)
+    outs = [ops.pool(found, aggregates=(m,)) if isinstance(m, str) else m(found) for m in layer.aggregates]
+    out = torch.cat(outs, -1)
+    return out.reshape(*lead, out.shape[-1])

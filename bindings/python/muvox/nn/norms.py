@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from muvox.nn.sets import as_sets
+
 CHUNK = 1 << 22  # elements squared at once, so that no copy of the input is made
 
 
@@ -31,14 +33,19 @@ def column_sums(x: Tensor) -> Tensor:
 
 
 def column_squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
-    """Sum of (x - centre)² over all dimensions but the last, in float at least, without a copy of x. No gradient to centre."""
+    """Sum of (x - centre)² over all dimensions but the last, in float at least, without a copy of x.
+
+    There is no gradient to the centre, 0 by default.
+    """
     if centre is None:
         centre = torch.zeros(x.shape[-1], dtype=state_dtype(x.dtype), device=x.device)
+    if torch.compiler.is_compiling():  # the compiler fuses it, and need not split for a size that it does not know
+        return (x - centre).square().sum(tuple(range(x.dim() - 1)))
     return SumOfSquares.apply(x, centre)
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Type of the statistics of a norm on `dtype` values: float for half and bfloat16, whose range their sums exceed."""
+    """Type of sums over `dtype` values: float for half, whose range they exceed, and for bfloat16."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -75,7 +82,7 @@ class LCBatchNorm1d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
             return self.bn(x)
-        sets = x.reshape(-1, *x.shape[-2:])
+        sets = as_sets(x)
         return self.bn(sets.transpose(1, 2)).transpose(1, 2).reshape(x.shape)
 
 
@@ -102,8 +109,9 @@ def running_coefficients(norm: nn.Module, blocks: list[tuple[Tensor, int]], rows
         with torch.no_grad():
             norm.sums.copy_(sums.detach().view(shape))
             norm.sqrs.copy_(squares.detach().view(shape))
-            norm.count.copy_(count)
-            norm.batch.add_(batch)
+            # By a view: torch.compile loses what is written to a double scalar itself.
+            norm.count.view(1).copy_(count.view(1))
+            norm.batch.view(1).add_(batch)
     seen = count != 0  # before the first batch: mean 0, variance 1
     mean = torch.where(seen, sums / torch.where(seen, count, 1), 0)
     variance = torch.where(seen, squares / torch.where(seen, count, 1) - mean * mean, 1)
@@ -231,7 +239,7 @@ class RunningNorm(_FloatState):
         return running_mean, running_var
 
     def coefficients(self, blocks: list[tuple[Tensor, int]], rows: int, batch: int) -> tuple[Tensor, Tensor]:
-        """Factor and offset (channels), after an update of the state in training; arguments as `running_coefficients`."""
+        """Factor and offset (channels), after an update of the state in training; see `running_coefficients`."""
         mean, variance = self._update(blocks, rows) if self.training else (self.running_mean, self.running_var)
         factor = (variance + self.eps).rsqrt()
         if self.weight is None:

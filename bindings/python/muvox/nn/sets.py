@@ -30,9 +30,18 @@ def check_rows(x: Tensor, splits: Tensor | None, name: str) -> None:
         raise ValueError(f"{name}: x has shape {tuple(x.shape)}, accepted with splits is (rows, features)")
 
 
+def as_sets(x: Tensor) -> Tensor:
+    """(..., M, F) as (S, M, F)."""
+    return x.flatten(0, -3) if x.dim() > 3 else x.reshape(1, *x.shape) if x.dim() == 2 else x
+
+
 def set_mean(x: Tensor, splits: Tensor | None) -> Tensor:
-    """Mean over the rows of each set: (..., M, F) -> (..., 1, F), ragged (N, F) -> (S, F); an empty set gives 0."""
-    mean = ops.pool(x, splits=splits, aggregates=("mean",))
+    """Mean over the rows of each set: (..., M, F) -> (..., 1, F), ragged (N, F) -> (S, F); an empty set gives 0.
+
+    Keeps the type of x under autocast: coordinates depend on it.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        mean = ops.pool(x, splits=splits, aggregates=("mean",))
     return mean if splits is not None else mean.unsqueeze(-2)
 
 

@@ -28,7 +28,7 @@ def encode(op, aggregates):
 
 def finite(op, name, value):
     value = float(value)
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # not math.isfinite, which torch.compile cannot follow on a free number
         raise ValueError(f"muvox.{op}: {name} is {value}, expected a finite number")
     return value
 
@@ -57,8 +57,8 @@ def restore(x, lead):
 
 
 def needs_grad(*tensors):
-    """Whether backward may follow, so that forward has to save for it."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    """Whether backward may follow, so that forward has to save for it. What torch.jit.trace records must serve both."""
+    return torch.jit.is_tracing() or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
 
 
 # Shapes and devices: looked at in the wrappers, and in the fakes, where nothing else would see them

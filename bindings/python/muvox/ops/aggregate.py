@@ -35,10 +35,11 @@ def aggregate(feats, neighbours, weights, *, splits=None, aggregates=("mean", "m
         >>> neighbours, distance2 = muvox.knn(coords, 20)
         >>> out = muvox.aggregate(feats, neighbours, torch.exp(-distance2))
     """
-    code, save = common.encode("aggregate", aggregates), common.needs_grad(feats, weights)
+    code = common.encode("aggregate", aggregates)
     feats, neighbours, weights, splits, lead = common.flatten(
         "aggregate", splits, feats=feats, neighbours=neighbours, weights=weights
     )
+    save = common.needs_grad(feats, weights)
     return common.restore(torch.ops.muvox.aggregate(feats, neighbours, weights, splits, code, save)[0], lead)
 
 

@@ -36,8 +36,8 @@ def gravnet(coords, feats, k, *, splits=None, scale=10.0, aggregates=("mean", "m
         torch.Size([8, 100, 44])
     """
     code, scale = common.encode("gravnet", aggregates), common.finite("gravnet", "scale", scale)
-    save = common.needs_grad(coords, feats)
     coords, feats, splits, lead = common.flatten("gravnet", splits, coords=coords, feats=feats)
+    save = common.needs_grad(coords, feats)
     return common.restore(torch.ops.muvox.gravnet(coords, feats, splits, k, scale, code, save)[0], lead)
 
 

@@ -35,7 +35,7 @@ def knn(coords, k, *, splits=None, return_counts=False):
                 [2, 1]], dtype=torch.int32)
     """
     coords, splits, lead = common.flatten("knn", splits, coords=coords)
-    neighbours, distance2, counts = torch.ops.muvox.knn(coords, splits, k)
+    distance2, neighbours, counts = torch.ops.muvox.knn(coords, splits, k)
     found = (neighbours, distance2, counts) if return_counts else (neighbours, distance2)
     return tuple(common.restore(x, lead) for x in found)
 
@@ -44,8 +44,8 @@ def knn(coords, k, *, splits=None, return_counts=False):
 def _fake(coords, splits, k):
     rows = common.check_rows("knn", splits, coords=coords)
     return (
-        common.empty(coords, (*rows, k), torch.int32),
         common.empty(coords, (*rows, k), common.wide(coords.dtype)),
+        common.empty(coords, (*rows, k), torch.int32),
         common.empty(coords, rows, torch.int32),
     )
 
@@ -59,10 +59,10 @@ def _fake_backward(grad_distance2, coords, splits, neighbours):
 def _setup(ctx, inputs, output):
     coords, splits, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(coords, splits, output[0])
+    ctx.save_for_backward(coords, splits, output[1])
 
 
-def _backward(ctx, _neighbours, grad_distance2, _counts):
+def _backward(ctx, grad_distance2, _neighbours, _counts):
     if grad_distance2 is None or not ctx.needs_input_grad[0]:
         return None, None, None
     return torch.ops.muvox.knn_backward(grad_distance2, *ctx.saved_tensors), None, None

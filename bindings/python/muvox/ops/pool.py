@@ -29,8 +29,9 @@ def pool(x, *, splits=None, aggregates=("mean", "max")):
         >>> muvox.pool(torch.randn(8, 100, 22), aggregates=("mean", "max")).shape
         torch.Size([8, 44])
     """
-    code, save = common.encode("pool", aggregates), common.needs_grad(x)
+    code = common.encode("pool", aggregates)
     x, splits, lead = common.flatten("pool", splits, x=x)
+    save = common.needs_grad(x)
     return common.restore(torch.ops.muvox.pool(x, splits, code, save)[0], lead)
 
 

@@ -1,0 +1,9 @@
+"""`muvox gradcheck`: every operator, dtype and edge case against a plain double reference and finite differences."""
+
+from .check import DTYPES, LIMITS, Result, applies, check
+from .command import gradcheck, run
+from .registry import CASES, OPS, Case, Inputs, Op
+
+__all__ = [
+    "CASES", "DTYPES", "LIMITS", "OPS", "Case", "Inputs", "Op", "Result", "applies", "check", "gradcheck", "run"
+]

@@ -1,0 +1,264 @@
+"""The check of one operator in one case and dtype.
+
+Outputs and gradients, at the inputs as the dtype holds them, are compared with the plain double reference. An error is
+counted in ulps of the dtype at the largest value of the tensor concerned: |got − right| / (eps · max |right|). A tensor
+of another dtype than the features (a float lse, distance or coordinate beside half) is held to its own dtype's limit;
+its error enters the table as the same share of the limit.
+
+| dtype    | limit | why                                                                                        |
+| -------- | ----- | ------------------------------------------------------------------------------------------ |
+| double   | 64    | some ten roundings in a row, an exponential among them, and g·v − g·out cancels            |
+| float    | 64    | the same                                                                                   |
+| half     | 4     | arithmetic in float, one rounding (1/2), and attention's backward reads its rounded output |
+| bfloat16 | 4     | the same                                                                                   |
+
+Over many seeds the worst are half of these; a gradient wrong by a thousandth is at 8000 in float.
+A case may multiply the limit of float and double (`Case.slack`). Every backward runs twice and must give the same bits.
+In double, torch.autograd.gradcheck compares with finite differences too (nondet_tol = 0), where no choice hangs on the
+step.
+"""
+
+import contextlib
+import math
+import time
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import references
+from .registry import Case, Inputs, Op
+
+DTYPES = {"double": torch.double, "float": torch.float, "half": torch.half, "bfloat16": torch.bfloat16}
+LIMITS = {torch.double: 64.0, torch.float: 64.0, torch.half: 4.0, torch.bfloat16: 4.0}
+STABLE = 1e-3  # relative margin that no finite difference crosses
+RESOLVED = 2e-5  # relative margin that no rounding of float arithmetic crosses
+
+
+@dataclass
+class Result:
+    """A row of the table: the largest error and its limit in ulps, and what failed ("" = nothing)."""
+
+    op: str
+    case: str
+    dtype: str
+    error: float
+    limit: float
+    seconds: float
+    failure: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.failure
+
+
+def applies(op: Op, case: Case, dtype: torch.dtype) -> bool:
+    """Float coordinates beside other features are a case of reduced precision only, and of operators that have both."""
+    return not case.mixed or (bool(op.precise) and dtype in (torch.half, torch.bfloat16))
+
+
+def seeded(*key) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+
+
+def arrange(case: Case, tensors: list[Tensor]) -> list[Tensor]:
+    """The layout of the case. tensors (S, M, F), or (N, F) of ragged sets; differentiable."""
+    if case.layout == "sliced":
+        matrix = torch.cat([t.to(tensors[0].dtype) for t in tensors] + [torch.ones_like(tensors[0])], -1)
+        return list(matrix.split([t.shape[-1] for t in tensors] + [tensors[0].shape[-1]], -1)[:-1])
+    if case.layout == "transposed":
+        return [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in tensors]
+    if case.layout == "shared":
+        return [tensors[0][:1].expand_as(tensors[0]), *tensors[1:]]
+    return tensors
+
+
+def to_sets(case: Case, rows: Tensor) -> Tensor:
+    return rows if case.ragged else rows.view(len(case.lengths), case.lengths[0], rows.shape[-1])
+
+
+def call(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """The operator's outputs."""
+    arguments = dict(zip(inputs.floating, arrange(case, leaves)))
+    arguments |= {name: to_sets(case, t) for name, t in inputs.fixed.items()}
+    splits = torch.tensor((0, *case.lengths)).cumsum(0) if case.ragged else None
+    return op.function(**arguments, splits=splits, **inputs.options)
+
+
+def rows_of(case: Case, inputs: Inputs, leaves: list[Tensor]) -> dict[str, Tensor]:
+    """All tensors of the operator as (N, …) rows in the order that references take them."""
+    arranged = zip(inputs.floating, arrange(case, leaves))
+    return {name: t.flatten(0, -2) for name, t in arranged} | inputs.fixed
+
+
+def reference(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """The plain outputs, from double leaves."""
+    return references.set_by_set(op.reference, rows_of(case, inputs, leaves), list(case.lengths), inputs.options)
+
+
+def margin(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> float:
+    parts = [t.split(list(case.lengths)) for t in rows_of(case, inputs, leaves).values()]
+    names = [*inputs.floating, *inputs.fixed]
+    return min(op.margin(**dict(zip(names, rows)), **inputs.options) for rows in zip(*parts) if len(rows[0]))
+
+
+def draw(op: Op, case: Case, dtype: torch.dtype, seed: int) -> tuple[Inputs, list[Tensor]]:
+    """Inputs, and their floating tensors rounded to the dtype and laid out as sets.
+
+    Distinct points are drawn again until no choice of neighbours or maxima is within rounding of another (or, where
+    finite differences will be taken, within their step)."""
+    needed = 0.0 if case.points != "distinct" or not sum(case.lengths) else RESOLVED
+    if needed and dtype == torch.double and case.finite:
+        needed = STABLE
+    for attempt in range(500):
+        inputs = op.draw(case, seeded(seed, op.name, case.name, str(dtype), attempt))
+        leaves = []
+        for name, values in inputs.floating.items():
+            own = torch.float if case.mixed and name in op.precise else dtype
+            leaves.append(to_sets(case, values.to(own)))
+        if not needed or margin(op, case, inputs, [leaf.double() for leaf in leaves]) > needed:
+            return inputs, leaves
+    raise RuntimeError(f"{op.name}: no inputs of case {case.name} without near ties in 500 draws")
+
+
+def is_floating(outputs: tuple[Tensor, ...]) -> list[Tensor]:
+    return [y for y in outputs if y.is_floating_point()]
+
+
+def gradient_of(case: Case, y: Tensor, generator: torch.Generator) -> Tensor:
+    """The gradient that enters the output y, in the case's layout."""
+    if case.gradient == "expanded":
+        return torch.ones((), dtype=y.dtype).expand(y.shape)
+    g = torch.randn(y.shape, dtype=torch.double, generator=generator).to(y.dtype)
+    return g.transpose(-1, -2).contiguous().transpose(-1, -2) if case.gradient == "transposed" and y.dim() > 1 else g
+
+
+def gradients(outputs: list[Tensor], leaves: list[Tensor], entering: list[Tensor]) -> list[Tensor | None]:
+    """Gradients of the leaves that require one; None for the others. Outputs that depend on none are left out."""
+    pairs = [(y, g) for y, g in zip(outputs, entering) if y.requires_grad]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if not pairs:
+        found = [torch.zeros_like(leaf) for leaf in wanted]
+    else:
+        ys, gs = zip(*pairs)
+        found = torch.autograd.grad(ys, wanted, gs, retain_graph=True, allow_unused=True)
+    rest = iter(found)
+    return [None if not x.requires_grad else torch.zeros_like(x) if (g := next(rest)) is None else g for x in leaves]
+
+
+def ulps(got: Tensor, right: Tensor) -> float:
+    """Largest error of got in ulps of its dtype at right's largest value; equal infinities are no error."""
+    if got.shape != right.shape:
+        raise AssertionError(f"shape {tuple(got.shape)}, expected {tuple(right.shape)}")
+    if not got.numel():
+        return 0.0
+    info = torch.finfo(got.dtype)
+    finite = right.isfinite()
+    unit = max(info.eps * right[finite].abs().max().item() if finite.any() else 0.0, info.tiny * info.eps)
+    error = torch.where(got.double() == right, 0.0, (got.double() - right).abs() / unit)
+    return math.inf if error.isnan().any() else error.max().item()
+
+
+def limit_of(case: Case, dtype: torch.dtype) -> float:
+    """The limit in ulps. Half and bfloat16 need no slack: their arithmetic is in float."""
+    return LIMITS[dtype] * (case.slack if dtype in (torch.float, torch.double) else 1.0)
+
+
+def share(case: Case, got: Tensor, right: Tensor) -> float:
+    return ulps(got, right) / limit_of(case, got.dtype)
+
+
+def compare(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor], wanted: list[int], outputs_used: list[int],
+            generator: torch.Generator) -> tuple[float, str]:
+    """Largest error of outputs and of the wanted gradients in shares of their limits, and what went wrong besides."""
+    leaves = [leaf.detach().requires_grad_(i in wanted) for i, leaf in enumerate(leaves)]
+    doubles = [leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in leaves]
+    got, right = call(op, case, inputs, leaves), reference(op, case, inputs, doubles)
+    if len(got) != len(right):
+        return math.inf, f"{len(got)} outputs, expected {len(right)}"
+    for y, z in zip(got, right):
+        if not y.is_floating_point() and not torch.equal(y.flatten(), z.flatten().to(y.dtype)):
+            return math.inf, "integer output differs"
+    got, right = is_floating(got), is_floating(right)
+    errors = [share(case, y.detach().flatten(), z.detach().flatten()) for y, z in zip(got, right)]
+    entering = [gradient_of(case, y, generator) for y in got]
+    used = [[ys[i] for i in outputs_used] for ys in (got, right, entering)]
+    shaped = [g.double().reshape(z.shape) for g, z in zip(used[2], used[1])]
+    grads = gradients(used[0], leaves, used[2])
+    again = gradients(used[0], leaves, used[2])
+    for g, h, d, leaf in zip(grads, again, gradients(used[1], doubles, shaped), leaves):
+        if g is None:
+            continue
+        if g.dtype != leaf.dtype:
+            return math.inf, f"gradient in {g.dtype}, expected {leaf.dtype}"
+        if not torch.equal(g, h) and not g.isnan().any():
+            return math.inf, "gradient differs from run to run"
+        errors.append(share(case, g, d))
+    return max(errors), ""
+
+
+def finite_differences(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> str:
+    """torch.autograd.gradcheck in double; what it found, in one line."""
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+
+    def function(*xs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.where(y.isfinite(), y, 0.0) for y in is_floating(call(op, case, inputs, list(xs))))
+
+    largest = max((y.detach().abs().max().item() for y in function(*leaves) if y.numel()), default=0.0)
+    try:
+        # Rounding of the outputs, divided by the step, is what a difference cannot resolve.
+        torch.autograd.gradcheck(function, leaves, eps=1e-6, atol=1e-6 * (1 + largest), rtol=1e-5, nondet_tol=0.0)
+    except RuntimeError as error:
+        return "finite differences: " + " ".join(str(error).split())[:300]
+    return ""
+
+
+def subsets(case: Case, inputs: int, outputs: int) -> list[tuple[list[int], list[int]]]:
+    """Which gradients are wanted, and of which outputs."""
+    if case.alone:
+        return [([i], [o]) for i in range(inputs) for o in range(outputs)]
+    return [(list(range(inputs)), list(range(outputs)))]
+
+
+def verify(op: Op, case: Case, dtype: torch.dtype, seed: int) -> tuple[float, float, str]:
+    """Largest error, its limit, and what failed ("" = nothing)."""
+    limit = limit_of(case, dtype)
+    inputs, leaves = draw(op, case, dtype, seed)
+    outputs = len(is_floating(call(op, case, inputs, leaves)))
+    worst = 0.0
+    for wanted, used in subsets(case, len(leaves), outputs):
+        generator = seeded(seed, op.name, case.name, str(dtype), "gradient", wanted, used)
+        error, failure = compare(op, case, inputs, leaves, wanted, used, generator)
+        worst = max(worst, error * limit)
+        if failure:
+            return worst, limit, failure
+    if worst > limit:
+        return worst, limit, "differs from the double reference"
+    rows = sum(case.lengths)
+    if dtype == torch.double and case.finite and rows and margin(op, case, inputs, leaves) > STABLE:
+        return worst, limit, finite_differences(op, case, inputs, leaves)
+    return worst, limit, ""
+
+
+@contextlib.contextmanager
+def threads_for(case: Case):
+    """One thread but for the wide case: in thousands of tiny calls, waiting for others takes most of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads if case.wide else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check(op: Op, case: Case, dtype: str, seed: int = 0) -> Result:
+    """One row of the table. An operator that raises has failed; the check goes on."""
+    begin = time.perf_counter()
+    try:
+        with threads_for(case):
+            error, limit, failure = verify(op, case, DTYPES[dtype], seed)
+    except Exception as problem:  # whatever it is, the table names the operator and the case
+        error, limit = math.inf, limit_of(case, DTYPES[dtype])
+        failure = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+    return Result(op.name, case.name, dtype, error, limit, time.perf_counter() - begin, failure)

@@ -1,0 +1,80 @@
+"""The command line of the gradient check."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from ..files import atomic_write
+from .check import DTYPES, Result, applies, check
+from .registry import CASES, OPS, Case, Op
+
+
+def run(ops: Iterable[Op], cases: Iterable[Case], dtypes: Iterable[str], seed: int = 0) -> Iterator[Result]:
+    """Check after check, of every combination that applies."""
+    for op in ops:
+        for case in cases:
+            for dtype in dtypes:
+                if applies(op, case, DTYPES[dtype]):
+                    yield check(op, case, dtype, seed)
+
+
+def table_of(results: list[Result]) -> Table:
+    table = Table(title="muvox gradcheck: errors in ulps of the dtype at the largest value")
+    for name in ("op", "case", "dtype"):
+        table.add_column(name)
+    for name in ("max error", "limit", "time (ms)"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for r in results:
+        verdict = "[green]pass[/green]" if r.passed else "[red]FAIL[/red]"
+        figures = f"{r.error:.2f}", f"{r.limit:g}", f"{1e3 * r.seconds:.1f}"
+        table.add_row(r.op, r.case, r.dtype, *figures, verdict)
+    return table
+
+
+def save(path: str, seed: int, results: list[Result]) -> None:
+    """All figures as JSON, written whole or not at all."""
+    rows = [asdict(r) | {"error": r.error if math.isfinite(r.error) else None, "passed": r.passed} for r in results]
+    try:
+        with atomic_write(path) as file:
+            file.write(json.dumps({"seed": seed, "unit": "ulp", "results": rows}, indent=1).encode())
+    except OSError as problem:
+        error = click.ClickException(f"cannot write {path}: {problem.strerror}")
+        error.exit_code = 2
+        raise error from None
+
+
+@click.command("gradcheck")
+@click.option("--op", "ops", multiple=True, type=click.Choice(list(OPS)), help="Only this operator (repeatable).")
+@click.option("--case", "cases", multiple=True, type=click.Choice([c.name for c in CASES]), help="Only this case.")
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)), help="Only this dtype.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write all figures to this file.")
+@click.option("--seed", default=0, show_default=True, help="Other inputs.")
+@click.pass_context
+def gradcheck(context: click.Context, ops, cases, dtypes, json_file, seed) -> None:
+    """Check every operator's gradient against finite differences and a plain double reference.
+
+    Exit status 1 if any check fails.
+    """
+    console = Console()
+    chosen_ops = [OPS[name] for name in ops or OPS]
+    chosen_cases = [c for c in CASES if not cases or c.name in cases]
+    checks = run(chosen_ops, chosen_cases, dtypes or DTYPES, seed)
+    results = list(track(checks, "checking", console=console, transient=True, disable=not console.is_terminal))
+    console.print(table_of(results))
+    failures = [r for r in results if not r.passed]
+    for r in failures:
+        line = f"[red]FAIL[/red] {r.op}, {r.case}, {r.dtype}: {escape(r.failure)}"
+        console.print(line, highlight=False, soft_wrap=True)
+    seconds = sum(r.seconds for r in results)
+    console.print(f"{len(results)} checks, {len(failures)} failed, {seconds:.1f} s")
+    if json_file:
+        save(json_file, seed, results)
+    context.exit(1 if failures else 0)
