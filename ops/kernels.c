@@ -62,7 +62,7 @@ enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
     {                                                                                                                  \
         knn_forward_##suffix, knn_backward_##suffix, aggregate_forward_##suffix, aggregate_backward_##suffix,          \
             gravnet_forward_##suffix, gravnet_backward_##suffix, attention_forward_##suffix,                           \
-            attention_backward_##suffix, offset_attention_forward_##suffix, offset_attention_backward_##suffix, pool_forward_##suffix, pool_backward_##suffix, voxelize_forward_##suffix, voxelize_backward_##suffix,  \
+            attention_backward_##suffix, offset_attention_forward_##suffix, offset_attention_backward_##suffix, neighbour_attention_forward_##suffix, neighbour_attention_backward_##suffix, pool_forward_##suffix, pool_backward_##suffix, voxelize_forward_##suffix, voxelize_backward_##suffix,  \
             devoxelize_forward_##suffix, devoxelize_backward_##suffix, trilinear_weights_forward_##suffix,              \
             trilinear_weights_backward_##suffix                                 \
     }

@@ -16,6 +16,8 @@ typedef struct {
     muvox_status (*attention_backward)(muvox_context *ctx, const muvox_attention *op);
     muvox_status (*offset_attention_forward)(muvox_context *ctx, const muvox_offset_attention *op);
     muvox_status (*offset_attention_backward)(muvox_context *ctx, const muvox_offset_attention *op);
+    muvox_status (*neighbour_attention_forward)(muvox_context *ctx, const muvox_neighbour_attention *op);
+    muvox_status (*neighbour_attention_backward)(muvox_context *ctx, const muvox_neighbour_attention *op);
     muvox_status (*pool_forward)(muvox_context *ctx, const muvox_pool *op);
     muvox_status (*pool_backward)(muvox_context *ctx, const muvox_pool *op);
     muvox_status (*voxelize_forward)(muvox_context *ctx, const muvox_voxelize *op);

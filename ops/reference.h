@@ -68,6 +68,8 @@ muvox_status attention_forward_reference(muvox_context *ctx, const muvox_attenti
 muvox_status attention_backward_reference(muvox_context *ctx, const muvox_attention *op);
 muvox_status offset_attention_forward_reference(muvox_context *ctx, const muvox_offset_attention *op);
 muvox_status offset_attention_backward_reference(muvox_context *ctx, const muvox_offset_attention *op);
+muvox_status neighbour_attention_forward_reference(muvox_context *ctx, const muvox_neighbour_attention *op);
+muvox_status neighbour_attention_backward_reference(muvox_context *ctx, const muvox_neighbour_attention *op);
 muvox_status pool_forward_reference(muvox_context *ctx, const muvox_pool *op);
 muvox_status pool_backward_reference(muvox_context *ctx, const muvox_pool *op);
 muvox_status voxelize_forward_reference(muvox_context *ctx, const muvox_voxelize *op);

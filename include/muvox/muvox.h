@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "gravnet.h"
 #include "knn.h"
+#include "neighbour_attention.h"
 #include "offset_attention.h"
 #include "pool.h"
 #include "voxelize.h"
