@@ -9,17 +9,35 @@
 
 static muvox_status check(muvox_context *ctx, const muvox_pool *op)
 {
-    const int64_t S = op->sets.count, F = op->x.cols;
-
     FORWARD(check_call(ctx, "pool", op->struct_size, sizeof *op));
     FORWARD(check_floating(ctx, "pool", "x", op->x.dtype));
     FORWARD(check_aggregates(ctx, "pool", op->aggregates));
     FORWARD(check_matrix(ctx, "pool", "x", &op->x, op->sets.rows, -1));
-    FORWARD(check_output(ctx, "pool", "out", &op->out, S, aggregate_count(op->aggregates) * F, op->x.dtype));
-    FORWARD(check_output(ctx, "pool", "winners", &op->winners, S, winner_count(op->aggregates) * F, MUVOX_I32));
     FORWARD(check_mask(ctx, "pool", &op->mask, op->sets.rows));
     FORWARD(check_sets(ctx, "pool", &op->sets));
     return check_row_weights(ctx, "pool", &op->row_weights, wide_dtype(op->x.dtype), &op->sets);
+}
+
+static muvox_status check_forward(muvox_context *ctx, const muvox_pool *op)
+{
+    const int64_t S = op->sets.count, F = op->x.cols;
+
+    FORWARD(check(ctx, op));
+    FORWARD(check_output(ctx, "pool", "out", &op->out, S, aggregate_count(op->aggregates) * F, op->x.dtype));
+    return check_output(ctx, "pool", "winners", &op->winners, S, winner_count(op->aggregates) * F, MUVOX_I32);
+}
+
+/* Rows of the winners may be one: they are only read. */
+static muvox_status check_winners(muvox_context *ctx, const muvox_pool *op)
+{
+    const int64_t      S = op->sets.count;
+    const muvox_matrix winners = {op->winners.data, op->winners.dtype,      op->winners.rows,
+                                  op->winners.cols, op->winners.row_stride, op->winners.set_stride};
+
+    FORWARD(check_given(ctx, "pool", "winners", &op->winners, S));
+    if (!op->winners.data) return MUVOX_OK;
+    REQUIRE(winners.dtype == MUVOX_I32, MUVOX_BAD_DTYPE, "pool: winners is %s, expected int32", dtype_name(winners.dtype));
+    return check_matrix(ctx, "pool", "winners", &winners, S, winner_count(op->aggregates) * op->x.cols);
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_pool *op)
@@ -27,7 +45,7 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_pool *op)
     const int64_t S = op->sets.count, F = op->x.cols;
 
     FORWARD(check(ctx, op));
-    if (winner_count(op->aggregates)) FORWARD(check_given(ctx, "pool", "winners", &op->winners, S));
+    if (winner_count(op->aggregates)) FORWARD(check_winners(ctx, op));
     FORWARD(check_matrix(ctx, "pool", "grad_out", &op->grad_out, S, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "pool", "grad_out", op->grad_out.dtype, "x", op->x.dtype));
     FORWARD(check_output(ctx, "pool", "grad_x", &op->grad_x, op->sets.rows, F, op->x.dtype));
@@ -143,7 +161,7 @@ muvox_status muvox_pool_forward(muvox_context *ctx, const muvox_pool *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_forward(ctx, op));
     FORWARD(kernels_for(ctx, "pool", op->x.dtype, &kernels));
     return kernels->pool_forward(ctx, op);
 }

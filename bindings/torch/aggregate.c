@@ -10,8 +10,7 @@ static void aggregate(StableIValue *stack, uint64_t arguments, uint64_t results)
     (void)arguments;
     (void)results;
 
-    box_sets(&box, 3, 0, "feats");
-    op.sets = box.sets;
+    op.sets = box_sets(&box, 3, "splits", 0, "feats");
     op.feats = box_rows(&box, 0, "feats");
     op.neighbours = box_rows(&box, 1, "neighbours");
     op.weights = box_rows(&box, 2, "weights");
@@ -29,8 +28,7 @@ static void aggregate_backward(StableIValue *stack, uint64_t arguments, uint64_t
     (void)arguments;
     (void)results;
 
-    box_sets(&box, 4, 1, "feats");
-    op.sets = box.sets;
+    op.sets = box_sets(&box, 4, "splits", 1, "feats");
     op.grad_out = box_rows(&box, 0, "grad_out");
     op.feats = box_rows(&box, 1, "feats");
     op.neighbours = box_rows(&box, 2, "neighbours");

@@ -61,7 +61,7 @@ static bool dtype_of(int32_t code, muvox_dtype *dtype, const char **name)
         {aoti_torch_dtype_bfloat16(), MUVOX_BF16, "bfloat16"},
         {aoti_torch_dtype_int32(), MUVOX_I32, "int32"},
         {aoti_torch_dtype_uint8(), MUVOX_U8, "uint8"},
-        {aoti_torch_dtype_int64(), -1, "int64"},
+        {aoti_torch_dtype_int64(), MUVOX_I64, "int64"},
         {aoti_torch_dtype_int16(), -1, "int16"},
         {aoti_torch_dtype_int8(), -1, "int8"},
         {aoti_torch_dtype_bool(), -1, "bool"},
@@ -87,6 +87,7 @@ static int32_t code_of(muvox_dtype dtype)
     case MUVOX_F64: return aoti_torch_dtype_float64();
     case MUVOX_I32: return aoti_torch_dtype_int32();
     case MUVOX_U8: return aoti_torch_dtype_uint8();
+    case MUVOX_I64: return aoti_torch_dtype_int64();
     }
     return -1;
 }
@@ -160,33 +161,39 @@ static void compact(muvox_box *box, const char *name, tensor *t)
         if (t->size[d] == size[d]) t->stride[d] = stride[d];
 }
 
-void box_sets(muvox_box *box, int splits, int rows, const char *name)
+muvox_sets box_sets(muvox_box *box, int splits, const char *splits_name, int rows, const char *rows_name)
 {
-    muvox_sets *sets = &box->sets;
-    const void *data = NULL;
-    tensor      t;
+    const muvox_sets none = {0};
+    muvox_sets      *sets = &box->sets;
+    const void      *data = NULL;
+    tensor           t;
 
-    if (!describe(box, splits, "splits", 1, "one more than there are sets", &t)) return;
+    *sets = none;
+    if (!describe(box, splits, splits_name, 1, "one more than there are sets", &t)) return none;
     if (t.code != aoti_torch_dtype_int64()) {
         muvox_dtype dtype;
         const char *got;
 
         dtype_of(t.code, &dtype, &got);
-        fail(box, "splits is %s, expected int64", got);
-        return;
+        fail(box, "%s is %s, expected int64", splits_name, got);
+        return none;
     }
     if (t.size[0] == 0) {
-        if (!describe(box, rows, name, 3, "sets, rows, width (splits is empty)", &t)) return;
+        char shape[64];
+
+        snprintf(shape, sizeof shape, "sets, rows, width (%s is empty)", splits_name);
+        if (!describe(box, rows, rows_name, 3, shape, &t)) return none;
         sets->count = t.size[0];
         sets->size = t.size[1];
         sets->rows = t.size[0] * t.size[1];
-        return;
+        return *sets;
     }
-    if (t.stride[0] != 1 && t.size[0] > 1) compact(box, "splits", &t);
-    if (!box->failed && torch_get_const_data_ptr(t.handle, &data)) fail(box, "splits has no data");
+    if (t.stride[0] != 1 && t.size[0] > 1) compact(box, splits_name, &t);
+    if (!box->failed && torch_get_const_data_ptr(t.handle, &data)) fail(box, "%s has no data", splits_name);
     sets->splits = data;
     sets->count = t.size[0] - 1;
-    if (describe(box, rows, name, 2, "rows, width (with splits)", &t)) sets->rows = t.size[0];
+    if (describe(box, rows, rows_name, 2, "rows, width (with splits)", &t)) sets->rows = t.size[0];
+    return *sets;
 }
 
 bool box_has(const muvox_box *box, int argument)
@@ -196,19 +203,26 @@ bool box_has(const muvox_box *box, int argument)
     return aoti_torch_get_numel(box->argument[argument], &numel) == 0 && numel > 0;
 }
 
-/* The leading dimensions are those of the sets; the last is the width, unless each row has one number. */
+/* What a row holds: as many numbers as the last dimension says, one number, or a bool as a byte. */
+typedef enum { WIDTH, COLUMN, MASK } content;
+
+/* The leading dimensions are as expected (−1: any). */
 static muvox_matrix unpack(muvox_box *box, int argument, const char *name, int leading, const int64_t *expected,
-                           bool width, const char *shape)
+                           content content, const char *shape)
 {
+    const bool         width = content == WIDTH;
     const muvox_matrix none = {0};
     muvox_matrix       matrix = {.rows = 1};
     const char        *dtype;
     tensor             t;
 
     if (!describe(box, argument, name, leading + width, shape, &t)) return none;
-    if (!dtype_of(t.code, &matrix.dtype, &dtype)) fail(box, "%s is %s, which is not supported", name, dtype);
+    if (!dtype_of(t.code, &matrix.dtype, &dtype) && content != MASK)
+        fail(box, "%s is %s, which is not supported", name, dtype);
+    if (content == MASK && t.code != aoti_torch_dtype_bool()) fail(box, "%s is %s, expected bool", name, dtype);
+    if (content == MASK) matrix.dtype = MUVOX_U8;
     for (int d = 0; d < leading; d++) {
-        if (t.size[d] != expected[d])
+        if (expected[d] >= 0 && t.size[d] != expected[d])
             fail(box, "%s has size %lld in dimension %d, expected %lld: %s", name, (long long)t.size[d], d,
                  (long long)expected[d], shape);
         else
@@ -242,22 +256,58 @@ muvox_matrix box_rows(muvox_box *box, int argument, const char *name)
     int64_t   size[2];
     const int leading = leading_sizes(box, size);
 
-    return unpack(box, argument, name, leading, size, true,
+    return unpack(box, argument, name, leading, size, WIDTH,
                   leading == 2 ? "sets, rows, width (splits is empty)" : "rows, width (with splits)");
 }
 
-muvox_matrix box_column(muvox_box *box, int argument, const char *name)
+static muvox_matrix column(muvox_box *box, int argument, const char *name, content content)
 {
     int64_t   size[2];
     const int leading = leading_sizes(box, size);
 
-    return unpack(box, argument, name, leading, size, false,
+    return unpack(box, argument, name, leading, size, content,
                   leading == 2 ? "sets, rows (splits is empty)" : "rows (with splits)");
+}
+
+muvox_matrix box_column(muvox_box *box, int argument, const char *name)
+{
+    return column(box, argument, name, COLUMN);
+}
+
+static muvox_matrix optional_column(muvox_box *box, int argument, const char *name, content content)
+{
+    const muvox_matrix none = {0};
+
+    return box_has(box, argument) ? column(box, argument, name, content) : none;
+}
+
+muvox_matrix box_optional_column(muvox_box *box, int argument, const char *name)
+{
+    return optional_column(box, argument, name, COLUMN);
+}
+
+muvox_matrix box_mask(muvox_box *box, int argument)
+{
+    return optional_column(box, argument, "mask", MASK);
 }
 
 muvox_matrix box_per_set(muvox_box *box, int argument, const char *name)
 {
-    return unpack(box, argument, name, 1, &box->sets.count, true, "sets, width");
+    return unpack(box, argument, name, 1, &box->sets.count, WIDTH, "sets, width");
+}
+
+muvox_matrix box_table(muvox_box *box, int argument, const char *name)
+{
+    const int64_t any = -1;
+
+    return unpack(box, argument, name, 1, &any, WIDTH, "rows, width");
+}
+
+muvox_matrix box_list(muvox_box *box, int argument, const char *name)
+{
+    const int64_t any = -1;
+
+    return unpack(box, argument, name, 1, &any, COLUMN, "rows");
 }
 
 /* A new row-major tensor; the last of its dimensions is the width, unless each row has one number. */
@@ -312,4 +362,10 @@ muvox_output box_new_column(muvox_box *box, const char *name, bool wanted, muvox
 muvox_output box_new_per_set(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width)
 {
     return pack(box, name, wanted, dtype, 1, &box->sets.count, &width);
+}
+
+muvox_output box_new_table(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t rows,
+                           int64_t width)
+{
+    return pack(box, name, wanted, dtype, 1, &rows, &width);
 }

@@ -13,9 +13,10 @@
 
 #include "muvox/muvox.h"
 
+#include <math.h>
 #include <string.h>
 
-enum { BOX_MAX_ARGUMENTS = 8, BOX_MAX_RESULTS = 3 };
+enum { BOX_MAX_ARGUMENTS = 14, BOX_MAX_RESULTS = 10 };
 
 typedef struct {
     const char      *op; /* names the operator in messages */
@@ -46,21 +47,30 @@ muvox_box box_open(const char *op, StableIValue *stack, int tensors);
 /* Frees all handles, then raises the error or puts the results on the stack. */
 void box_close(muvox_box *box, muvox_status status);
 
-/* Reads the sets from splits and from a tensor of rows; before any of the following. */
-void box_sets(muvox_box *box, int splits, int rows, const char *name);
+/* Reads the sets from splits, whose name is that of the argument, and from a tensor of rows. What follows is in these sets,
+ * until the next call. */
+muvox_sets box_sets(muvox_box *box, int splits, const char *splits_name, int rows, const char *rows_name);
 
 /* A tensor that is there: not the empty one that stands for none. */
 bool box_has(const muvox_box *box, int argument);
 
-/* (S, M, width) or (N, width); (S, M) or (N); (S, width). Copied if the columns are not next to each other. */
+/* (S, M, width) or (N, width); (S, M) or (N), or none; (S, width). Copied if the columns are not next to each other. */
 muvox_matrix box_rows(muvox_box *box, int argument, const char *name);
 muvox_matrix box_column(muvox_box *box, int argument, const char *name);
+muvox_matrix box_optional_column(muvox_box *box, int argument, const char *name);
+muvox_matrix box_mask(muvox_box *box, int argument); /* bool (S, M) or (N), or none */
 muvox_matrix box_per_set(muvox_box *box, int argument, const char *name);
+
+/* What is in no set: (rows, width), and (rows). */
+muvox_matrix box_table(muvox_box *box, int argument, const char *name);
+muvox_matrix box_list(muvox_box *box, int argument, const char *name);
 
 /* New tensors of these shapes, in the order of the schema's results. Not wanted: an empty tensor, data NULL. */
 muvox_output box_new_rows(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width);
 muvox_output box_new_column(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype);
 muvox_output box_new_per_set(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width);
+muvox_output box_new_table(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t rows,
+                           int64_t width);
 
 /* Runs call unless something failed before. */
 #define BOX_RUN(box, call) ((box)->failed ? MUVOX_BAD_ARGUMENT : (call))
@@ -87,6 +97,23 @@ static inline double box_float(StableIValue value)
 static inline bool box_bool(StableIValue value)
 {
     return (value & 0xff) != 0;
+}
+
+/* dtype of distances, statistics and row weights beside data of this dtype. */
+static inline muvox_dtype box_wide(muvox_dtype dtype)
+{
+    return dtype == MUVOX_F64 ? MUVOX_F64 : MUVOX_F32;
+}
+
+/* The option if the value is true; a radius is in force unless it is +inf, also a bad one, which is then refused. */
+static inline unsigned box_option(StableIValue value, unsigned option)
+{
+    return box_bool(value) ? option : 0;
+}
+
+static inline unsigned box_radius(double max_radius)
+{
+    return max_radius == INFINITY ? 0 : MUVOX_WITHIN_RADIUS;
 }
 
 /* Aggregates that do not fit become none, which every operator refuses. */

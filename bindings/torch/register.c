@@ -9,7 +9,12 @@
     X(gravnet)                                                                                                         \
     X(aggregate)                                                                                                       \
     X(attention)                                                                                                       \
-    X(pool)
+    X(offset_attention)                                                                                                \
+    X(neighbour_attention)                                                                                             \
+    X(pool)                                                                                                            \
+    X(voxelize)                                                                                                        \
+    X(devoxelize)                                                                                                      \
+    X(trilinear_weights)
 
 #define DECLARE(op) extern const box_operator op##_operators[2]; /* forward and backward */
 #define LIST(op)    op##_operators,

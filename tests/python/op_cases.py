@@ -43,16 +43,34 @@ def layout(name, *widths, dtype=torch.float64):
     return *tensors, None if splits is None else torch.tensor(splits)
 
 
+def columns(name, *, dtype=torch.float64):
+    """Mask and row weights for a layout: about a third of the rows masked, and a third of weight 0."""
+    rows = LAYOUTS[name][0]
+    mask = torch.rand(rows) < 0.7
+    return mask, (torch.rand(rows).to(dtype) * (torch.rand(rows) < 0.7)).requires_grad_()
+
+
+def with_nan(x, mask):
+    """x with NaN in the rows that the mask leaves out."""
+    return x.masked_fill(~mask[..., None] if x.dim() > mask.dim() else ~mask, math.nan)
+
+
 def per_set(function, splits, *tensors):
-    """The results of function(rows, ...) for each set, in the layout of the tensors."""
+    """The results of function(rows, ...) for each set, in the layout of the first tensor, which has a width."""
     if splits is not None:
         sizes = splits.diff().tolist()
         found = [function(*rows) for rows in zip(*(x.split(sizes) for x in tensors))]
         return torch.cat(found) if found else None
     lead = tensors[0].shape[:-2]
-    sets = zip(*(x.reshape(math.prod(lead), *x.shape[-2:]) for x in tensors))
+    sets = zip(*(x.reshape(math.prod(lead), *x.shape[len(lead) :]) for x in tensors))
     found = [function(*rows) for rows in sets]
     return torch.stack(found).reshape(*lead, *found[0].shape) if found else None
+
+
+def kept(function, mask, *rows, fill=0.0):
+    """function of the rows where the mask is True, its result in their places among all rows."""
+    found = function(*(x[mask] for x in rows))
+    return found.new_full((len(mask), *found.shape[1:]), fill).index_put((mask,), found)
 
 
 # The formulas, for one set in double
@@ -75,27 +93,78 @@ def combine(m, dim, aggregates):
     return torch.cat([found[name] for name in aggregates], -1)
 
 
+def search(x, k, queries=None, exclude_self=False, max_radius=math.inf):
+    """For each query (each row of x) the numbers of its neighbours, nearest first, and the squared distances."""
+    found = []
+    for i, query in enumerate(x if queries is None else queries):
+        distance2 = (query - x).square().sum(-1)
+        order = distance2.detach().argsort(stable=True)
+        order = order[(distance2[order] <= max_radius**2) & ~((order == i) & exclude_self)][:k]
+        found.append((order, distance2[order]))
+    return found
+
+
 def gravnet(x, f, k, scale=10.0, aggregates=("mean", "max")):
     order, distance2 = nearest(x, k)
     return combine(torch.exp(-scale * distance2)[..., None] * f[order], 1, aggregates)
 
 
-def attention(q, k, v, scale=None):
-    """Output and, as the last column, lse."""
-    scores = q @ k.T * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return torch.cat([scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)], -1)
+def gravnet_by_rows(x, f, w, k, scale=10.0, aggregates=("mean", "max"), mean="count", **options):
+    """With row weights and the options of the search; row by row, as rows differ in their number of neighbours."""
+    rows = []
+    for order, distance2 in search(x, k, **options):
+        m = (torch.exp(-scale * distance2) * w[order])[:, None] * f[order]
+        row = combine(m, 0, aggregates)
+        if mean == "k" and "mean" in aggregates:
+            at = aggregates.index("mean") * f.shape[1]
+            row = torch.cat([row[:at], m.sum(0) / k, row[at + f.shape[1] :]])
+        rows.append(row)
+    return torch.stack(rows) if rows else f.new_zeros(0, len(aggregates) * f.shape[1])
+
+
+def attention(q, k, v, scale=None, bias=0.0, weights=None):
+    """Output and, as the last column, lse; a key of weight 0 is none, and without keys the output is 0."""
+    scores = q @ k.T * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
+    if weights is None:
+        return torch.cat([scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)], -1)
+    if not (weights > 0).any():
+        return torch.cat([torch.zeros_like(v) * v, scores.new_full((len(q), 1), -math.inf)], -1)
+    largest = scores.masked_fill(weights == 0, -math.inf).max(-1, keepdim=True).values.detach()
+    shares = weights * torch.exp(scores - largest)  # differentiable in a weight of 0 too
+    sums = shares.sum(-1, keepdim=True)
+    return torch.cat([shares @ v / sums, sums.log() + largest], -1)
+
+
+def offset_attention(q, k, v, scale=1.0, eps=1e-17):
+    a = (q @ k.T * scale).softmax(0)
+    return (a @ v) / (a.sum(1, keepdim=True) + eps)
+
+
+def pool(x, w, aggregates=("mean", "max")):
+    """Weighted mean and sum; max and absmax do not look at the weights."""
+    if w.sum() == 0:
+        mean = torch.zeros_like(x).sum(0)
+    else:
+        mean = (w[:, None] * x).sum(0) / w.sum()
+    found = {"mean": mean, "sum": (w[:, None] * x).sum(0)}
+    return torch.cat([found[name] if name in found else combine(x, 0, (name,)) for name in aggregates])
 
 
 # Comparison
 
 
+def rounding(dtype, units):
+    """So many units of rounding of dtype, and a hundred times more in float and double."""
+    return units * UNITS[dtype] * (1 if dtype in (torch.float16, torch.bfloat16) else 100)
+
+
 def assert_near(actual, expected, dtype, units=4, least=0.0):
-    """To so many units of rounding of dtype, and a hundred times more in float and double, of the largest value."""
+    """To so many units of rounding of dtype (or of the coarsest of several) of the largest value."""
     assert actual.shape == expected.shape and torch.isfinite(actual).all()
     if expected.numel() == 0:
         return
-    factor = 1 if dtype in (torch.float16, torch.bfloat16) else 100
-    limit = units * factor * UNITS[dtype] * max(expected.abs().max().item(), least)
+    dtypes = (dtype,) if isinstance(dtype, torch.dtype) else dtype
+    limit = max(rounding(d, units) for d in dtypes) * max(expected.abs().max().item(), least)
     assert (actual.double() - expected.double()).abs().max().item() <= limit
 
 
@@ -112,7 +181,8 @@ def compare(op, formula, inputs, dtype, units=4):
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = formula(*exact)
     assert_near(actual, expected, dtype, units)
-    known = torch.autograd.grad(expected, exact, gradient.double())
+    known = torch.autograd.grad(expected, exact, gradient.double(), allow_unused=True)
+    known = [torch.zeros_like(x) if e is None else e for x, e in zip(exact, known)]
     largest = max(e.abs().max().item() for e in known)
     for g, x, e in zip(found, inputs, known):  # what is zero by cancellation is compared with the other gradients
-        assert_near(g, e, x.dtype, 4 * units, least=largest / 10)
+        assert_near(g, e, (x.dtype, dtype), 4 * units, least=largest / 10)

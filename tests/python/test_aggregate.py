@@ -113,11 +113,10 @@ def test_saves_what_it_says():
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         muvox.aggregate(f, n, w)
-    assert [(tuple(t.shape), t.dtype) for t in saved] == [
+    assert [(tuple(t.shape), t.dtype) for t in saved if t.numel()] == [
         ((3, 6, 3), torch.float32),
         ((3, 6, 4), torch.int32),
         ((3, 6, 4), torch.float32),
-        ((0,), torch.int64),
         ((3, 6, 3), torch.uint8),
     ]
 
@@ -142,7 +141,7 @@ BAD = {
     "weights is int32": lambda: muvox.aggregate(F, N, N),
     "feats is int16": lambda: muvox.aggregate(F.short(), N, W),
     "aggregates has 'min'": lambda: muvox.aggregate(F, N, W, aggregates="min"),
-    "splits decrease": lambda: muvox.aggregate(F[0], N[0], W[0], splits=torch.tensor([0, 7, 5])),
+    "splits decrease": lambda: muvox.aggregate(F[0], N[0], W[0], splits=torch.tensor([0, 4, 3, 5])),
     "neighbours is on meta": lambda: muvox.aggregate(F, N.to("meta"), W),
 }
 

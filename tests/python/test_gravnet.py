@@ -1,10 +1,15 @@
 """muvox.gravnet against the formula in plain torch, its gradients, rules and errors."""
 
+import math
+
 import pytest
 import torch
 
 import muvox
 import op_cases as cases
+
+
+AGGREGATES = ("mean", "max", "sum", "absmax")
 
 
 def compare(x, f, splits=None, k=3, views=(lambda x: x, lambda x: x), dtype=torch.float64, **options):
@@ -116,10 +121,9 @@ def test_saves_what_it_says():
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         muvox.gravnet(x, f, 2, aggregates=("mean", "max"))
-    assert [(tuple(t.shape), t.dtype) for t in saved] == [
+    assert [(tuple(t.shape), t.dtype) for t in saved if t.numel()] == [
         ((3, 6, 3), torch.float32),
         ((3, 6, 4), torch.float32),
-        ((0,), torch.int64),
         ((3, 6, 2), torch.int32),
         ((3, 6, 4), torch.uint8),
     ]
@@ -127,8 +131,10 @@ def test_saves_what_it_says():
 
 def test_nothing_is_saved_without_gradients():
     x, f, _ = cases.layout("uniform", 3, 4)
-    no_splits = torch.empty(0, dtype=torch.int64)
-    _, neighbours, winners = torch.ops.muvox.gravnet(x, f, no_splits, 2, 1.0, 0x21, False)
+    none = torch.empty(0, dtype=torch.int64)
+    _, neighbours, winners = torch.ops.muvox.gravnet(
+        x, f, none, none, none, 2, 1.0, 0x21, False, False, math.inf, False
+    )
     assert neighbours.shape == winners.shape == (0,)
     with torch.no_grad():
         assert not muvox.gravnet(x, f, 2).requires_grad
@@ -145,7 +151,117 @@ def test_autocast(dtype):
     assert [g.dtype for g in grads] == [torch.float32, torch.float32]
 
 
+# Options of the search, masks, row weights
+
+
+def compare_with_options(layout, dtype, weights=True, mask=False, k=4, **options):
+    x, f, splits = cases.layout(layout, 3, 5, dtype=dtype)
+    keep, w = cases.columns(layout, dtype=torch.promote_types(dtype, torch.float32))
+    keep = keep if mask else torch.ones_like(keep)
+    options = dict(scale=0.7, aggregates=AGGREGATES) | options
+
+    def op(x, f, *w):
+        if mask:
+            x, f, w = cases.with_nan(x, keep), cases.with_nan(f, keep), [u.masked_fill(~keep, math.nan) for u in w]
+        return muvox.gravnet(
+            x, f, k, splits=splits, mask=keep if mask else None, row_weights=w[0] if w else None, **options
+        )
+
+    def one_set(x, f, w, keep):
+        return cases.kept(lambda x, f, w: cases.gravnet_by_rows(x, f, w, k, **options), keep, x, f, w)
+
+    def formula(x, f, *w):
+        w = w[0] if w else x.new_ones(x.shape[:-1])
+        return cases.per_set(one_set, splits, x, f, w, keep)
+
+    cases.compare(op, formula, (x, f, w) if weights else (x, f), dtype)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_row_weights(layout, dtype):
+    """About a third of them are 0."""
+    compare_with_options(layout, dtype)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_mask_removes_rows(layout, dtype):
+    compare_with_options(layout, dtype, mask=True)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(exclude_self=True),
+        dict(max_radius=1.0),
+        dict(max_radius=0.0, exclude_self=True),
+        dict(mean="k"),
+        dict(mean="k", max_radius=1.0, k=9),
+        dict(mean="k", aggregates=("max", "mean"), exclude_self=True, k=1),
+    ],
+)
+@pytest.mark.parametrize("layout", ["leading dimensions", "ragged"])
+def test_options(layout, options, mask):
+    compare_with_options(layout, torch.float64, mask=mask, **options)
+    compare_with_options(layout, torch.float32, mask=mask, weights=False, **options)
+
+
+@pytest.mark.parametrize("options", [{}, dict(exclude_self=True, mean="k"), dict(max_radius=1.3)])
+def test_gradcheck_with_options(options):
+    x, f, splits = cases.layout("ragged", 2, 3)
+    mask, w = cases.columns("ragged")
+    w = (w.detach() + 0.1).requires_grad_()  # a weight is not negative: no two-sided difference at 0
+
+    def op(x, f, w):
+        return muvox.gravnet(
+            x, f, 3, splits=splits, scale=0.5, aggregates=cases.ALL, mask=mask, row_weights=w, **options
+        )
+
+    assert torch.autograd.gradcheck(op, (x, f, w), nondet_tol=0)
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_some_gradients(needed):
+    x, f, _ = cases.layout("uniform", 2, 3)
+    inputs = x, f, cases.columns("uniform")[1]
+
+    def op(x, f, w):
+        return muvox.gravnet(x, f, 3, row_weights=w, aggregates=cases.ALL)
+
+    everything = torch.autograd.grad(op(*inputs).square().sum(), inputs)
+    some = [x if i in needed else x.detach() for i, x in enumerate(inputs)]
+    found = torch.autograd.grad(op(*some).square().sum(), [inputs[i] for i in needed])
+    for i, g in zip(needed, found):
+        assert torch.equal(g, everything[i])
+
+
+def test_row_without_neighbours():
+    """All others are out of the radius: 0 and no gradient, for any aggregate."""
+    x = (torch.arange(4.0)[:, None] * 10).requires_grad_()
+    f = torch.randn(4, 2, requires_grad=True)
+    w = torch.rand(4, requires_grad=True)
+    for mean in ("count", "k"):
+        out = muvox.gravnet(
+            x, f, 3, exclude_self=True, max_radius=1.0, aggregates=cases.ALL, row_weights=w, mean=mean
+        )
+        assert torch.equal(out, torch.zeros(4, 8))
+        assert not any(g.any() for g in torch.autograd.grad(out.sum(), (x, f, w)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_row_weights_are_widened(dtype):
+    x, f, _ = cases.layout("uniform", 2, 3, dtype=torch.float32)
+    w = torch.rand(3, 6).to(dtype).requires_grad_()
+    out = muvox.gravnet(x, f, 3, row_weights=w)
+    assert torch.equal(out, muvox.gravnet(x, f, 3, row_weights=w.float()))
+    assert torch.autograd.grad(out.sum(), w)[0].dtype == dtype
+
+
 X, F = torch.randn(2, 5, 3), torch.randn(2, 5, 4)
+NEGATIVE = torch.ones(2, 5)
+NEGATIVE[1, 3] = -1
 BAD = {
     "k is 0": lambda: muvox.gravnet(X, F, 0),
     "k is -3": lambda: muvox.gravnet(X, F, -3),
@@ -171,6 +287,16 @@ BAD = {
     "splits end at 4": lambda: muvox.gravnet(X[0], F[0], 2, splits=torch.tensor([0, 4])),
     "splits is int32": lambda: muvox.gravnet(X[0], F[0], 2, splits=torch.tensor([0, 5], dtype=torch.int32)),
     "splits has 2 dimensions": lambda: muvox.gravnet(X[0], F[0], 2, splits=torch.tensor([[0, 5]])),
+    "mean is 'n', expected 'count' or 'k'": lambda: muvox.gravnet(X, F, 2, mean="n"),
+    "max_radius is -0.5, expected 0 or more": lambda: muvox.gravnet(X, F, 2, max_radius=-0.5),
+    "mask is torch.float32, expected bool": lambda: muvox.gravnet(X, F, 2, mask=X[..., 0]),
+    r"mask has shape \(5,\)": lambda: muvox.gravnet(X, F, 2, mask=X[0, :, 0] > 0),
+    r"row_weights has shape \(2, 5, 3\)": lambda: muvox.gravnet(X, F, 2, row_weights=X),
+    "row_weights is double, expected float": lambda: muvox.gravnet(X, F, 2, row_weights=torch.rand(2, 5).double()),
+    "row_weights is int64, expected float": lambda: muvox.gravnet(X, F, 2, row_weights=torch.ones(2, 5).long()),
+    "row_weights has -1 in row 3 of set 1": lambda: muvox.gravnet(X, F, 2, row_weights=NEGATIVE),
+    "row_weights is float, expected a tensor": lambda: muvox.gravnet(X, F, 2, row_weights=1.0),
+    "row_weights is on meta": lambda: muvox.gravnet(X, F, 2, row_weights=NEGATIVE.to("meta")),
     "feats is on meta": lambda: muvox.gravnet(X, F.to("meta"), 2),
     "splits is on meta": lambda: muvox.gravnet(X[0], F[0], 2, splits=torch.tensor([0, 5], device="meta")),
 }

@@ -6,10 +6,36 @@
 import importlib
 
 from muvox import _library
-from muvox.ops import aggregate, attention, gravnet, knn, pool
+from muvox.ops import (
+    aggregate,
+    attention,
+    devoxelize,
+    edge_index,
+    gravnet,
+    knn,
+    neighbour_attention,
+    offset_attention,
+    pool,
+    trilinear_weights,
+    voxelize,
+)
 
 __version__ = _library.version()
-__all__ = ["aggregate", "attention", "gravnet", "knn", "nn", "ops", "pool"]
+__all__ = [
+    "aggregate",
+    "attention",
+    "devoxelize",
+    "edge_index",
+    "gravnet",
+    "knn",
+    "neighbour_attention",
+    "nn",
+    "offset_attention",
+    "ops",
+    "pool",
+    "trilinear_weights",
+    "voxelize",
+]
 
 
 def __getattr__(name):

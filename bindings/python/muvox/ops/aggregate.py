@@ -3,6 +3,8 @@
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _register as register
+from muvox.ops._vmap import register_vmap
 
 
 def aggregate(feats, neighbours, weights, *, splits=None, aggregates=("mean", "max")):
@@ -12,16 +14,16 @@ def aggregate(feats, neighbours, weights, *, splits=None, aggregates=("mean", "m
     without neighbours gives 0.
 
     Args:
-        feats: (…, M, F), or (N, F) with splits; half, bfloat16, float or double.
-        neighbours: int32 (…, M, k) or (N, k), row numbers within the set; −1 = none.
-        weights: (…, M, k) or (N, k), half, bfloat16 or float, double exactly if feats is double; read where there is a
+        feats: (…, M, F), or (N, F) with splits, or jagged nested (S, j, F); half, bfloat16, float or double.
+        neighbours: int32 (…, M, k), (N, k) or jagged nested (S, j, k), row numbers within the set; −1 = none.
+        weights: of the same shape, half, bfloat16 or float, double exactly if feats is double; read where there is a
             neighbour.
         splits: int64 (S + 1): where the sets of a ragged batch begin and end.
         aggregates: one or more of "mean", "max", "absmax", "sum", in the order of the output.
 
     Returns:
-        (…, M, n · F) or (N, n · F), dtype of feats: one block of F columns for each of the n aggregates.
-        Differentiable in feats and weights.
+        (…, M, n · F), (N, n · F) or jagged nested (S, j, n · F), dtype of feats: one block of F columns for each of the n
+        aggregates. Differentiable in feats and weights.
 
     Raises:
         ValueError, RuntimeError: wrong dimensions, dtype, splits or aggregates, or a neighbour outside its set.
@@ -36,11 +38,11 @@ def aggregate(feats, neighbours, weights, *, splits=None, aggregates=("mean", "m
         >>> out = muvox.aggregate(feats, neighbours, torch.exp(-distance2))
     """
     code = common.encode("aggregate", aggregates)
-    feats, neighbours, weights, splits, lead = common.flatten(
-        "aggregate", splits, feats=feats, neighbours=neighbours, weights=weights
+    feats, neighbours, weights, splits, layout = common.flatten(
+        "aggregate", splits, {"feats": feats, "neighbours": neighbours, "weights": weights}
     )
     save = common.needs_grad(feats, weights)
-    return common.restore(torch.ops.muvox.aggregate(feats, neighbours, weights, splits, code, save)[0], lead)
+    return common.restore(torch.ops.muvox.aggregate(feats, neighbours, weights, splits, code, save)[0], layout)
 
 
 @torch.library.register_fake("muvox::aggregate")
@@ -75,11 +77,22 @@ def _backward(ctx, grad_out, _winners):
     needed = (ctx.needs_input_grad[0], ctx.needs_input_grad[2])
     if grad_out is None or not any(needed):
         return (None,) * 6
-    gradients = torch.ops.muvox.aggregate_backward(grad_out, *ctx.saved_tensors, ctx.aggregates, common.mask(needed))
+    gradients = torch.ops.muvox.aggregate_backward(grad_out, *ctx.saved_tensors, ctx.aggregates, common.wanted(needed))
     grad_feats, grad_weights = common.only(needed, gradients)
     return grad_feats, None, grad_weights, None, None, None
 
 
-torch.library.register_autograd("muvox::aggregate", _backward, setup_context=_setup)
-common.refuse_second_derivative("aggregate")
-common.register_autocast("aggregate", places=(0,))
+def _flops(feats, neighbours, weights, splits, aggregates, save):
+    return neighbours.numel() * feats.shape[-1] * (1 + common.blocks(aggregates))
+
+
+def _flops_backward(grad_out, feats, neighbours, weights, splits, winners, aggregates, wanted):
+    return neighbours.numel() * feats.shape[-1] * (4 + common.blocks(aggregates))
+
+
+register.register_autograd("aggregate", _backward, _setup)
+register.refuse_second_derivative("aggregate")
+register.register_autocast("aggregate", places=(0,))
+register.register_flops("aggregate", _flops, _flops_backward)
+register_vmap("aggregate", splits=(3,))
+register_vmap("aggregate_backward", splits=(4,))

@@ -1,31 +1,55 @@
 """Exact k nearest rows of the same set."""
 
+import math
+
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _register as register
+from muvox.ops._vmap import register_vmap
 
 
-def knn(coords, k, *, splits=None, return_counts=False):
+def knn(
+    coords,
+    k,
+    *,
+    splits=None,
+    queries=None,
+    query_splits=None,
+    exclude_self=False,
+    max_radius=None,
+    mask=None,
+    return_counts=False,
+):
     """The k nearest rows of the same set by squared Euclidean distance, the row itself included, nearest first.
 
     Ties go to the lower row number, the same on every machine and in every run. A row with NaN is at distance NaN from
     all, and NaN ranks last.
 
     Args:
-        coords: (…, M, d), or (N, d) with splits; half, bfloat16, float or double, d ≥ 1.
+        coords: (…, M, d), or (N, d) with splits, or jagged nested (S, j, d); half, bfloat16, float or double, d ≥ 1.
         k: at least 1; may exceed the number of rows.
         splits: int64 (S + 1): where the sets of a ragged batch begin and end.
+        queries: (…, Q, d), or (NQ, d) with query_splits, or jagged nested: rows of as many sets that look for neighbours
+            in coords, instead of the rows of coords themselves; dtype of coords.
+        query_splits: the splits of queries, int64 (S + 1).
+        exclude_self: leave each row out of its own neighbours, by its number; without queries only.
+        max_radius: only rows with distance2 ≤ max_radius².
+        mask: bool (…, M), (N) or jagged nested: rows of coords that are False are nobody's neighbour and have none, and
+            NaN in them has no effect.
         return_counts: give the number of valid places of each row too.
 
     Returns:
-        neighbours: int32 (…, M, k) or (N, k), row numbers within the set; −1 past the end of the set.
-        distance2: float (double for double coords) of the same shape, differentiable; +inf past the end.
-        counts: int32 (…, M) or (N), only with return_counts.
+        neighbours: int32 (…, M, k) or (N, k) or jagged nested (S, j, k), row numbers within the set; −1 past the last
+            neighbour. One row for each of the queries, if there are.
+        distance2: float (double for double coords) of the same shape, differentiable in coords and queries; +inf past
+            the last neighbour.
+        counts: int32 (…, M) or (N) or jagged nested, only with return_counts.
 
     Raises:
-        ValueError, RuntimeError: wrong dimensions, dtype, splits or k; the message names the argument.
+        ValueError, RuntimeError: wrong dimensions, dtype, splits, k or max_radius; the message names the argument.
 
-    Memory: the results; nothing of size M². Saved for backward: coords and neighbours.
+    Memory: the results; nothing of size M². Saved for backward: coords, queries and neighbours.
 
     Example:
         >>> neighbours, distance2 = muvox.knn(torch.tensor([[0.0], [1.0], [3.0]]), 2)
@@ -34,15 +58,77 @@ def knn(coords, k, *, splits=None, return_counts=False):
                 [1, 0],
                 [2, 1]], dtype=torch.int32)
     """
-    coords, splits, lead = common.flatten("knn", splits, coords=coords)
-    distance2, neighbours, counts = torch.ops.muvox.knn(coords, splits, k)
+    coords, mask, splits, layout = common.flatten("knn", splits, {"coords": coords}, {"mask": mask})
+    none = splits.new_empty(0)
+    cross = queries is not None
+    if cross:
+        lead = layout.lead
+        queries, query_splits, layout = common.flatten("knn", query_splits, {"queries": queries}, None, "query_splits")
+        check_queries(lead, layout.lead, queries, coords)
+    elif query_splits is not None:
+        raise ValueError("muvox.knn: query_splits is given without queries")
+    else:
+        queries, query_splits = none, none
+    distance2, neighbours, counts = torch.ops.muvox.knn(
+        coords, queries, splits, query_splits, mask, k, exclude_self, common.radius(max_radius), cross
+    )
     found = (neighbours, distance2, counts) if return_counts else (neighbours, distance2)
-    return tuple(common.restore(x, lead) for x in found)
+    return tuple(common.restore(x, layout) for x in found)
+
+
+def check_queries(lead, query_lead, queries, coords):
+    if (lead is None) != (query_lead is None):
+        raise ValueError("muvox.knn: one of coords and queries is ragged, expected both (with splits and query_splits)")
+    if lead is not None and common.differ(query_lead, lead):
+        raise ValueError(
+            f"muvox.knn: queries has leading dimensions {tuple(query_lead)} and coords {tuple(lead)}, expected the same"
+        )
+    common.check_device("knn", "queries", queries, "coords", coords)
+
+
+def edge_index(coords, k, *, splits=None, exclude_self=True):
+    """The edges from the k nearest rows of the same set to each row, as graph libraries want them (torch_cluster.knn_graph).
+
+    Args:
+        coords: (…, M, d), or (N, d) with splits, or jagged nested (S, j, d); half, bfloat16, float or double, d ≥ 1.
+        k: at least 1; may exceed the number of rows.
+        splits: int64 (S + 1): where the sets of a ragged batch begin and end.
+        exclude_self: no edge from a row to itself.
+
+    Returns:
+        int64 (2, E): neighbours, and the rows that they are neighbours of, in ascending order and nearest first. Rows are
+        numbered through all sets. E depends on the data, so on a GPU this waits for the result. Not differentiable.
+
+    Raises:
+        ValueError, RuntimeError: wrong dimensions, dtype, splits or k; the message names the argument.
+
+    Example:
+        >>> muvox.edge_index(torch.tensor([[0.0], [1.0], [3.0]]), 1)
+        tensor([[1, 0, 1],
+                [0, 1, 2]])
+    """
+    coords, splits, _ = common.flatten("edge_index", splits, {"coords": coords})
+    none = splits.new_empty(0)
+    _, neighbours, _ = torch.ops.muvox.knn(
+        coords.detach(), none, splits, none, none, k, exclude_self, math.inf, False
+    )
+    rows = torch.arange(neighbours.shape[:-1].numel(), device=coords.device)
+    if common.is_none(splits):
+        first = rows - rows % max(coords.shape[1], 1)
+    else:
+        first = splits[:-1].repeat_interleave(splits.diff(), output_size=len(rows))
+    neighbours = neighbours.reshape(len(rows), k).long()
+    found = neighbours >= 0
+    return torch.stack([(neighbours + first[:, None])[found], rows[:, None].expand_as(found)[found]])
 
 
 @torch.library.register_fake("muvox::knn")
-def _fake(coords, splits, k):
-    rows = common.check_rows("knn", splits, coords=coords)
+def _fake(coords, queries, splits, query_splits, mask, k, exclude_self, max_radius, cross):
+    rows = common.check_rows("knn", splits, {"mask": mask}, coords=coords)
+    common.check_device("knn", "queries", queries, "coords", coords)
+    common.check_device("knn", "query_splits", query_splits, "coords", coords)
+    if cross:
+        rows = common.check_rows("knn", query_splits, splits_name="query_splits", queries=queries)
     return (
         common.empty(coords, (*rows, k), common.wide(coords.dtype)),
         common.empty(coords, (*rows, k), torch.int32),
@@ -51,22 +137,41 @@ def _fake(coords, splits, k):
 
 
 @torch.library.register_fake("muvox::knn_backward")
-def _fake_backward(grad_distance2, coords, splits, neighbours):
-    common.check_rows("knn", splits, coords=coords, grad_distance2=grad_distance2, neighbours=neighbours)
-    return common.empty(coords, coords.shape)
+def _fake_backward(grad_distance2, coords, queries, splits, query_splits, neighbours, cross, wanted):
+    common.check_rows("knn", splits, coords=coords)
+    found = {"grad_distance2": grad_distance2, "neighbours": neighbours}
+    if cross:
+        common.check_rows("knn", query_splits, splits_name="query_splits", queries=queries, **found)
+    else:
+        common.check_rows("knn", splits, coords=coords, **found)
+    return common.empty_gradients(wanted if cross else wanted & 1, coords, queries)
 
 
 def _setup(ctx, inputs, output):
-    coords, splits, _ = inputs
+    coords, queries, splits, query_splits, *_, ctx.cross = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(coords, splits, output[1])
+    ctx.save_for_backward(coords, queries, splits, query_splits, output[1])
 
 
 def _backward(ctx, grad_distance2, _neighbours, _counts):
-    if grad_distance2 is None or not ctx.needs_input_grad[0]:
-        return None, None, None
-    return torch.ops.muvox.knn_backward(grad_distance2, *ctx.saved_tensors), None, None
+    needed = ctx.needs_input_grad[:2]
+    if grad_distance2 is None or not any(needed):
+        return (None,) * 9
+    gradients = torch.ops.muvox.knn_backward(grad_distance2, *ctx.saved_tensors, ctx.cross, common.wanted(needed))
+    return *common.only(needed, gradients), *(None,) * 7
 
 
-torch.library.register_autograd("muvox::knn", _backward, setup_context=_setup)
-common.refuse_second_derivative("knn")
+def _flops(coords, queries, splits, query_splits, mask, k, exclude_self, max_radius, cross):
+    cross = (query_splits, queries) if cross else ()
+    return 3 * coords.shape[-1] * register.pairs(splits, coords, *cross)
+
+
+def _flops_backward(grad_distance2, coords, *_):
+    return 4 * coords.shape[-1] * grad_distance2.numel()
+
+
+register.register_autograd("knn", _backward, _setup)
+register.refuse_second_derivative("knn")
+register.register_flops("knn", _flops, _flops_backward)
+register_vmap("knn", splits=(2, 3))
+register_vmap("knn_backward", splits=(3, 4))

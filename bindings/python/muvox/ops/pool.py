@@ -3,25 +3,31 @@
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _register as register
+from muvox.ops._vmap import register_vmap
 
 
-def pool(x, *, splits=None, aggregates=("mean", "max")):
+def pool(x, *, splits=None, aggregates=("mean", "max"), mask=None, row_weights=None):
     """Aggregates the rows of each set. Ties of max and absmax go to the first row; absmax is max |x|; NaN is never hidden.
     An empty set gives 0.
 
     Args:
-        x: (…, M, F), or (N, F) with splits; half, bfloat16, float or double.
+        x: (…, M, F), or (N, F) with splits, or jagged nested (S, j, F); half, bfloat16, float or double.
         splits: int64 (S + 1): where the sets of a ragged batch begin and end.
         aggregates: one or more of "mean", "max", "absmax", "sum", in the order of the output.
+        mask: bool (…, M), (N) or jagged nested: rows that are False take no part, and NaN in them has no effect.
+        row_weights: w ≥ 0, (…, M), (N) or jagged nested, float (double exactly if x is double; half and bfloat16 are
+            widened): the mean is Σ w x / Σ w, 0 if no weight is left, and the sum Σ w x; max and absmax do not look at
+            them.
 
     Returns:
-        (…, n · F), or (S, n · F) with splits, dtype of x: one block of F columns for each of the n aggregates.
-        Differentiable.
+        (…, n · F), or (S, n · F) with splits or nested x, dtype of x: one block of F columns for each of the n aggregates.
+        Differentiable in x and row_weights.
 
     Raises:
         ValueError, RuntimeError: wrong dimensions, dtype, splits or aggregates; the message names the argument.
 
-    Memory: the output. Saved for backward: x and, for each of max and absmax, S · F winners of 4 bytes.
+    Memory: the output. Saved for backward: inputs and, for each of max and absmax, S · F winners of 4 bytes.
 
     Under autocast x goes to the autocast dtype; sums are in float all the same.
 
@@ -30,14 +36,16 @@ def pool(x, *, splits=None, aggregates=("mean", "max")):
         torch.Size([8, 44])
     """
     code = common.encode("pool", aggregates)
-    x, splits, lead = common.flatten("pool", splits, x=x)
-    save = common.needs_grad(x)
-    return common.restore(torch.ops.muvox.pool(x, splits, code, save)[0], lead)
+    x, mask, weights, splits, layout = common.flatten(
+        "pool", splits, {"x": x}, {"mask": mask, "row_weights": common.widened(row_weights)}
+    )
+    save = common.needs_grad(x, weights)
+    return common.restore_sets(torch.ops.muvox.pool(x, splits, mask, weights, code, save)[0], layout)
 
 
 @torch.library.register_fake("muvox::pool")
-def _fake(x, splits, aggregates, save):
-    common.check_rows("pool", splits, x=x)
+def _fake(x, splits, mask, row_weights, aggregates, save):
+    common.check_rows("pool", splits, {"mask": mask, "row_weights": row_weights}, x=x)
     sets, width, winners = common.set_count(splits, x), x.shape[-1], common.winner_blocks(aggregates)
     return (
         common.empty(x, (sets, common.blocks(aggregates) * width)),
@@ -46,23 +54,40 @@ def _fake(x, splits, aggregates, save):
 
 
 @torch.library.register_fake("muvox::pool_backward")
-def _fake_backward(grad_out, x, splits, winners, aggregates, wanted):
-    common.check_rows("pool", splits, x=x)
-    return common.empty_gradients(wanted, x)[0]
+def _fake_backward(grad_out, x, splits, mask, row_weights, winners, aggregates, wanted):
+    rows = common.check_rows("pool", splits, {"mask": mask, "row_weights": row_weights}, x=x)
+    return (
+        *common.empty_gradients(wanted, x),
+        common.empty(x, rows if wanted & 2 else None, common.wide(x.dtype)),
+    )
 
 
 def _setup(ctx, inputs, output):
-    x, splits, ctx.aggregates, _ = inputs
+    *tensors, ctx.aggregates, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, splits, output[1])
+    ctx.save_for_backward(*tensors, output[1])
 
 
 def _backward(ctx, grad_out, _winners):
-    if grad_out is None or not ctx.needs_input_grad[0]:
-        return (None,) * 4
-    return torch.ops.muvox.pool_backward(grad_out, *ctx.saved_tensors, ctx.aggregates, 1), None, None, None
+    needed = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
+    if grad_out is None or not any(needed):
+        return (None,) * 6
+    gradients = torch.ops.muvox.pool_backward(grad_out, *ctx.saved_tensors, ctx.aggregates, common.wanted(needed))
+    grad_x, grad_row_weights = common.only(needed, gradients)
+    return grad_x, None, None, grad_row_weights, None, None
 
 
-torch.library.register_autograd("muvox::pool", _backward, setup_context=_setup)
-common.refuse_second_derivative("pool")
-common.register_autocast("pool", places=(0,))
+def _flops(x, splits, mask, row_weights, aggregates, save):
+    return x.numel() * common.blocks(aggregates)
+
+
+def _flops_backward(grad_out, x, splits, mask, row_weights, winners, aggregates, wanted):
+    return x.numel() * common.blocks(aggregates)
+
+
+register.register_autograd("pool", _backward, _setup)
+register.refuse_second_derivative("pool")
+register.register_autocast("pool", places=(0,))
+register.register_flops("pool", _flops, _flops_backward)
+register_vmap("pool", splits=(1,))
+register_vmap("pool_backward", splits=(2,))

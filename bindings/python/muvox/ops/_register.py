@@ -1,0 +1,106 @@
+"""How the operators join torch: gradients, autocast, flop counts. vmap is in _vmap.py."""
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.utils.flop_counter import register_flop_formula
+
+_library = torch.library.Library("muvox", "IMPL")
+_autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+
+def operator(op):
+    return getattr(torch.ops.muvox, op).default
+
+
+def register_autograd(op, backward, setup_context):
+    """What torch.library.register_autograd does, which refuses functorch's transforms (torch.func.grad, jacrev, …).
+
+    setup_context(ctx, inputs, output) and backward(ctx, *gradients) are those of a torch.autograd.Function. Within
+    transforms the dispatcher calls the kernel once for each of them, so the function has to know of one level only.
+    """
+    function = operator(op)
+
+    def below(keyset, inputs):
+        # A function runs with gradients disabled, which are those of the transforms below too: grad of grad.
+        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+            return function.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+
+    class Function(torch.autograd.function._SingleLevelFunction):
+        @staticmethod
+        def forward(ctx, *arguments):
+            *inputs, keyset = arguments
+            output = below(keyset, inputs)
+            setup_context(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return *backward(ctx, *gradients), None
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise NotImplementedError(f"muvox.{op}: forward-mode derivatives are not supported, only those by backward")
+
+    Function.__name__ = Function.__qualname__ = f"muvox_{op}"
+
+    def kernel(keyset, *inputs):
+        forward_mode = torch.autograd.forward_ad._current_level >= 0  # the function refuses what has a tangent
+        differentiable = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+        if not differentiable and not forward_mode:
+            return below(keyset, inputs)
+        with enable_single_level_autograd_function():
+            return Function.apply(*inputs, keyset)
+
+    _library.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+def refuse_second_derivative(op):
+    """Makes differentiating through op_backward an error: without it such gradients would silently be lost."""
+
+    def backward(ctx, *gradients):
+        raise NotImplementedError(f"muvox.{op}: second derivatives are not supported yet")
+
+    register_autograd(f"{op}_backward", backward, lambda ctx, inputs, output: None)
+
+
+def register_autocast(op, places):
+    """Under autocast the arguments at these places go to the autocast dtype, all others stay as they are. Like torch's
+    own rules it leaves double alone."""
+    function = operator(op)
+
+    def rule(device):
+        def cast(x):
+            small = x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device
+            return x.to(torch.get_autocast_dtype(device)) if small else x
+
+        def kernel(*arguments):
+            with torch._C._ExcludeDispatchKeyGuard(_autocast_keys):
+                return function(*(cast(x) if place in places else x for place, x in enumerate(arguments)))
+
+        return kernel
+
+    for device in ("cpu", "cuda"):
+        _library.impl(op, rule(device), "Autocast" + device.upper())
+
+
+def register_flops(op, forward, backward):
+    """forward(*arguments of op) and backward(*arguments of op_backward) say how many operations a call takes."""
+    for name, count in ((op, forward), (f"{op}_backward", backward)):
+
+        def formula(*arguments, out_val=None, count=count, **_):
+            return count(*arguments)
+
+        register_flop_formula(getattr(torch.ops.muvox, name), get_raw=True)(formula)
+
+
+def pairs(splits, x, query_splits=None, queries=None):
+    """Pairs of rows of one set, (query, other): what the time of searches and attentions goes with."""
+    query_splits = splits if query_splits is None else query_splits
+    queries = x if queries is None else queries
+    if splits.numel() == 0:
+        return queries.shape[0] * queries.shape[1] * x.shape[1]
+    if isinstance(splits, torch._subclasses.FakeTensor) or splits.device.type == "meta":  # as if all sets were alike
+        return queries.shape[0] * x.shape[0] // max(splits.shape[0] - 1, 1)
+    return int((query_splits.diff() * splits.diff()).sum())

@@ -1,0 +1,36 @@
+/* muvox::voxelize: see muvox/voxelize.h. */
+#include "box.h"
+
+static void voxelize(StableIValue *stack, uint64_t arguments, uint64_t results)
+{
+    muvox_box      box = box_open("voxelize", stack, 3);
+    muvox_voxelize op = {.struct_size = sizeof op};
+    (void)arguments;
+    (void)results;
+
+    op.feats = box_table(&box, 0, "feats");
+    op.index = box_list(&box, 1, "index");
+    op.counts = box_list(&box, 2, "counts");
+    op.out = box_new_table(&box, "out", true, op.feats.dtype, op.counts.rows, op.feats.cols);
+    box_close(&box, BOX_RUN(&box, muvox_voxelize_forward(&box.ctx, &op)));
+}
+
+static void voxelize_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
+{
+    muvox_box      box = box_open("voxelize", stack, 3);
+    muvox_voxelize op = {.struct_size = sizeof op};
+    (void)arguments;
+    (void)results;
+
+    op.grad_out = box_table(&box, 0, "grad_out");
+    op.index = box_list(&box, 1, "index");
+    op.counts = box_list(&box, 2, "counts");
+    op.feats = (muvox_matrix){.dtype = op.grad_out.dtype, .rows = op.index.rows, .cols = op.grad_out.cols};
+    op.grad_feats = box_new_table(&box, "grad_feats", true, op.feats.dtype, op.feats.rows, op.feats.cols);
+    box_close(&box, BOX_RUN(&box, muvox_voxelize_backward(&box.ctx, &op)));
+}
+
+const box_operator voxelize_operators[2] = {
+    BOX_OPERATOR(voxelize, "(Tensor feats, Tensor index, Tensor counts) -> Tensor"),
+    BOX_OPERATOR(voxelize_backward, "(Tensor grad_out, Tensor index, Tensor counts) -> Tensor"),
+};
