@@ -3,10 +3,10 @@
 from types import MethodType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muvox.nn.attention import offset_self_attention, self_attention
+from muvox.nn.activations import Swish
+from muvox.nn.attention import OffsetSelfAttention, SelfAttention
 from muvox.nn.blocks import aggregations
 from muvox.nn.collapse import graph_collapser, node_predictor
 from muvox.nn.gravnet import gaussian_potential, gravnet, gravnet_layer
@@ -27,24 +27,12 @@ def _graph_collapser(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
     return graph_collapser(self, x, splits)
 
 
-def _self_attention(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
-    return self_attention(self, x, splits)
-
-
-def _offset_self_attention(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
-    return offset_self_attention(self, x, splits)
-
-
 def _node_predictor(self, x: Tensor) -> Tensor:
     return node_predictor(self, x)
 
 
 def _running_norm(self, x: Tensor) -> Tensor:
     return running_norm(self, x)
-
-
-def _swish(self, x: Tensor) -> Tensor:
-    return F.silu(x)
 
 
 _ATTENTION = ("q", "k", "v", "out", "n_fpv", "n_a")
@@ -57,12 +45,12 @@ FORWARDS = {
     "GravNet": (_gravnet, ("grav_layers",)),
     "GraphCollapser": (_graph_collapser, _COLLAPSER),
     "NodePredictor": (_node_predictor, (*_COLLAPSER, "out_act", "transpose_out")),
-    "SelfAttention": (_self_attention, _ATTENTION),
-    "OffsetSelfAttention": (_offset_self_attention, _ATTENTION),
+    "SelfAttention": (SelfAttention.forward, _ATTENTION),
+    "OffsetSelfAttention": (OffsetSelfAttention.forward, _ATTENTION),
     "RunningBatchNorm1d": (_running_norm, _NORM),
     "RunningBatchNorm2d": (_running_norm, _NORM),
     "RunningBatchNorm3d": (_running_norm, _NORM),
-    "Swish": (_swish, ("inplace",)),
+    "Swish": (Swish.forward, ("inplace",)),
 }
 for _forward, _ in FORWARDS.values():
     _forward.__name__ = "forward"  # a pickled model finds its class's own forward again

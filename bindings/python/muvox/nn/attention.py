@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from muvox import ops
-from muvox.nn.activations import lookup_act, lookup_normal_init
+from muvox.nn.activations import Swish, lookup_act, lookup_normal_init
 from muvox.nn.blocks import new_linear, tail
 from muvox.nn.norms import state_dtype
-from muvox.nn.sets import as_sets, check_rows
+from muvox.nn.sets import as_sets, check_rows, has_hooks
 
 OFFSET_EPS = 1e-17
 OFFSET_CHUNK = 1 << 22  # attention weights that OffsetSelfAttention holds at once
@@ -80,6 +80,49 @@ def offset_self_attention(module: nn.Module, x: Tensor, splits: Tensor | None) -
     """Forward pass of a module with OffsetSelfAttention's members."""
     check_rows(x, splits, "OffsetSelfAttention")
     return x + module.out(x - offset_attention(module.q(x), module.k(x), module.v(x), splits))
+
+
+ACTIVATIONS = {
+    nn.Identity: "linear",
+    nn.ReLU: "relu",
+    nn.SELU: "selu",
+    nn.Sigmoid: "sigmoid",
+    nn.SiLU: "swish",
+    Swish: "swish",
+    nn.Mish: "mish",
+}
+
+
+def fused_arguments(module: nn.Module) -> dict | None:
+    """layers, activation and offset of `ops.neighbour_attention`, if it computes what the module computes; else None.
+
+    It does for both attentions of this file (also as forward of LUMIN's, see `accelerate`) with an activation that it
+    knows, without batch norm, dropout in force, hooks and layers that are more than torch's own Linear.
+    """
+    kinds = {SelfAttention.forward: False, OffsetSelfAttention.forward: True}
+    offset = kinds.get(getattr(module.forward, "__func__", None))
+    if offset is None or any(has_hooks(m) for m in module.modules()) or not isinstance(module.out, nn.Sequential):
+        return None
+    linears = [module.q, module.k, module.v, *module.out[:1]]
+    rest = [m for m in module.out[1:] if not (isinstance(m, (nn.Dropout, nn.AlphaDropout)) and _does_nothing(m))]
+    if len(linears) < 4 or len(rest) > 1 or any(type(m) is not nn.Linear or m.bias is None for m in linears):
+        return None
+    activation = _activation_name(rest[0]) if rest else "linear"
+    layers = [parameter for m in linears for parameter in (m.weight, m.bias)]
+    return None if activation is None else dict(layers=layers, activation=activation, offset=offset)
+
+
+def _does_nothing(dropout: nn.Module) -> bool:
+    return not dropout.training or dropout.p == 0
+
+
+def _activation_name(module: nn.Module) -> str | None:
+    if getattr(module.forward, "__func__", None) is Swish.forward:  # LUMIN's too, after `accelerate`
+        return "swish"
+    kind = type(module)
+    if kind.__name__ == "Mish" and kind.__module__.startswith("lumin."):
+        return "mish"
+    return ACTIVATIONS.get(kind)
 
 
 def _offset_weighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

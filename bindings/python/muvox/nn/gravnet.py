@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from muvox import ops
 from muvox.nn.activations import lookup_act, lookup_normal_init
-from muvox.nn.attention import SelfAttention
+from muvox.nn.attention import SelfAttention, fused_arguments
 from muvox.nn.blocks import GraphBlock, aggregations, as_list, autocast_enabled
 from muvox.nn.sets import (
     Block,
@@ -45,8 +45,9 @@ class GravNetLayer(GraphBlock):
         do, bn, act, lookup_init, lookup_act, bn_class: see `GraphBlock`
         sa_class: class of the self-attention
 
-    Without use_sa, with named aggregations, no tensor over pairs or neighbours and features is made. Other callables
-    and use_sa gather (rows, k, n_lr) values.
+    With named aggregations no tensor over pairs, or over neighbours and features, is made, with use_sa if it is a
+    SelfAttention or OffsetSelfAttention without dropout in force, its activation one of `ops.neighbour_attention`, and the
+    potential the default. Other aggregations, attentions and potentials of an attention gather (rows, k, n_lr) values.
     """
 
     def __init__(
@@ -196,9 +197,13 @@ def _latent(layer: nn.Module, columns: Columns, splits: Tensor | None) -> Tensor
 
 def _aggregate(layer: nn.Module, coords: Tensor, feats: Tensor, splits: Tensor | None) -> Tensor:
     methods = layer.aggregates
-    if layer.use_sa or not all(isinstance(m, str) for m in methods):
+    named, gaussian = all(isinstance(m, str) for m in methods), layer.potential is gaussian_potential
+    if layer.use_sa and named and gaussian and (attention := fused_arguments(layer.sa_agg)):
+        shared = dict(splits=splits, scale=SCALE, aggregates=methods)
+        return ops.neighbour_attention(coords, feats, layer.k, **attention, **shared)
+    if layer.use_sa or not named:
         return _gathered(layer, coords, feats, splits)
-    if layer.potential is gaussian_potential:
+    if gaussian:
         return ops.gravnet(coords, feats, layer.k, splits=splits, scale=SCALE, aggregates=methods)
     neighbours, distance2 = ops.knn(coords, layer.k, splits=splits)
     weights = layer.potential(_distance(distance2, neighbours))
