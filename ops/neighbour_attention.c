@@ -20,8 +20,8 @@ static muvox_status check_rows(muvox_context *ctx, const char *name, const muvox
 static muvox_status check_bias(muvox_context *ctx, const char *name, const muvox_matrix *m,
                                const muvox_neighbour_attention *op, int64_t cols)
 {
-    REQUIRE(m->dtype == wide_dtype(op->feats.dtype), MUVOX_BAD_DTYPE, OP ": %s is %s, expected %s beside %s feats", name,
-            dtype_name(m->dtype), dtype_name(wide_dtype(op->feats.dtype)), dtype_name(op->feats.dtype));
+    REQUIRE(m->dtype == wide_dtype(op->feats.dtype), MUVOX_BAD_DTYPE, OP ": %s is %s, expected %s beside %s feats",
+            name, dtype_name(m->dtype), dtype_name(wide_dtype(op->feats.dtype)), dtype_name(op->feats.dtype));
     return check_matrix(ctx, OP, name, m, 1, cols);
 }
 
@@ -124,10 +124,10 @@ static double slope(muvox_activation activation, double z)
 /* The neighbours of one row: n of them, and the tensors of the header with r and t counting them. */
 typedef struct {
     int64_t  n;
-    int64_t *place, *row;            /* (k) which of them a rank is, −1 = no neighbour; (n) the rows they are */
-    double  *one, *w;                /* (k) ones; (n) */
-    double  *Q, *K, *V, *P, *B;      /* (n, A) (n, A) (n, F) (n, n) (n, n) */
-    double  *z, *y, *dy, *g, *X;     /* (n, F) (n, F), and in backward (n, F) (n, F) (n, n), X becomes dS */
+    int64_t *place, *row;        /* (k) which of them a rank is, −1 = no neighbour; (n) the rows they are */
+    double  *one, *w;            /* (k) ones; (n) */
+    double  *Q, *K, *V, *P, *B;  /* (n, A) (n, A) (n, F) (n, n) (n, n) */
+    double  *z, *y, *dy, *g, *X; /* (n, F) (n, F), and in backward (n, F) (n, F) (n, n), X becomes dS */
 } attended;
 
 /* The largest n there can be. */
@@ -245,8 +245,7 @@ static void attend(const muvox_neighbour_attention *op, int64_t s, int64_t i, co
             double sum = 0;
 
             for (int64_t t = 0; t < n; t++) sum += a->P[r * n + t] * a->V[t * F + f];
-            a->z[r * F + f] =
-                (op->offset ? a->w[r] * IN(o, s, a->row[r], f) - sum : sum) + BIAS(bias_out, f);
+            a->z[r * F + f] = (op->offset ? a->w[r] * IN(o, s, a->row[r], f) - sum : sum) + BIAS(bias_out, f);
             a->y[r * F + f] = a->w[r] * IN(feats, s, a->row[r], f) + activate(op->activation, a->z[r * F + f]);
         }
 }
@@ -264,10 +263,14 @@ static const muvox_sets one_set = {.count = 1};
 /* The neighbours of row i of set s by rank, −1 = none: found, or saved. */
 static void find(const muvox_neighbour_attention *op, int64_t s, int64_t i, int64_t *neighbours)
 {
-    const muvox_search_reference search = {.coords = &op->coords, .queries = &op->coords, .mask = &op->mask,
-                                           .sets = &op->sets, .set = s, .query_at = ROW(&op->coords, &op->sets, s, i),
+    const muvox_search_reference search = {.coords = &op->coords,
+                                           .queries = &op->coords,
+                                           .mask = &op->mask,
+                                           .sets = &op->sets,
+                                           .set = s,
+                                           .query_at = ROW(&op->coords, &op->sets, s, i),
                                            .self = -1};
-    bool more = row_valid(&op->mask, &op->sets, s, i);
+    bool                         more = row_valid(&op->mask, &op->sets, s, i);
 
     for (int64_t r = 0; r < op->neighbours_k; r++) {
         neighbours[r] = more ? next_nearest_reference(&search, r ? neighbours[r - 1] : -1) : -1;
@@ -345,8 +348,7 @@ static void differentiate(const muvox_neighbour_attention *op, int64_t s, int64_
         double D = 0;
 
         for (int64_t t = 0; t < n; t++) D += a->P[r * n + t] * dot(F, a->g + r * F, a->V + t * F);
-        for (int64_t t = 0; t < n; t++)
-            a->X[r * n + t] = a->P[r * n + t] * (dot(F, a->g + r * F, a->V + t * F) - D);
+        for (int64_t t = 0; t < n; t++) a->X[r * n + t] = a->P[r * n + t] * (dot(F, a->g + r * F, a->V + t * F) - D);
     }
     for (int64_t t = 0; t < n && op->offset; t++) {
         double T = 0;
@@ -430,8 +432,13 @@ muvox_status neighbour_attention_backward_reference(muvox_context *ctx, const mu
     int64_t *const neighbours = workspace;
     double *const  at = (double *)(neighbours + k);
     attended       a = attended_at(at + sums, op);
-    gradients      sum = {.coords = at, .q = at + M * d, .k = at + M * (d + A), .feats = at + M * (d + 2 * A),
-                          .v = at + M * (d + 2 * A + F), .o = at + M * (d + 2 * A + 2 * F), .bias_q = at + M * row};
+    gradients      sum = {.coords = at,
+                          .q = at + M * d,
+                          .k = at + M * (d + A),
+                          .feats = at + M * (d + 2 * A),
+                          .v = at + M * (d + 2 * A + F),
+                          .o = at + M * (d + 2 * A + 2 * F),
+                          .bias_q = at + M * row};
 
     sum.bias_k = sum.bias_q + A;
     sum.bias_v = sum.bias_k + A;

@@ -62,7 +62,8 @@ static void neighbour_attention_backward(StableIValue *stack, uint64_t arguments
     op.grad_out = box_rows(&box, 0, "grad_out");
     if (box_has(&box, 12)) op.neighbours = box_saved(box_rows(&box, 12, "neighbours"));
     if (box_has(&box, 13)) op.winners = box_saved(box_rows(&box, 13, "winners"));
-    op.neighbours_k = op.neighbours.data ? op.neighbours.cols : 1; /* without them the operator asks for them, not for k */
+    op.neighbours_k =
+        op.neighbours.data ? op.neighbours.cols : 1; /* without them the operator asks for them, not for k */
     const int64_t     A = op.q.cols, F = op.feats.cols;
     const muvox_dtype dtype = op.feats.dtype, wide = box_wide(dtype);
 

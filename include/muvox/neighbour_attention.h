@@ -43,27 +43,27 @@ typedef enum {
 
 typedef struct {
     size_t           struct_size;
-    muvox_sets       sets;        /* S sets, N rows in all, M in one */
+    muvox_sets       sets;         /* S sets, N rows in all, M in one */
     int64_t          neighbours_k; /* k ≥ 1; may exceed M */
-    double           scale;       /* finite; LUMIN uses 10 */
-    muvox_aggregates aggregates;  /* n of them */
+    double           scale;        /* finite; LUMIN uses 10 */
+    muvox_aggregates aggregates;   /* n of them */
     muvox_activation activation;
-    int              offset;      /* 0: softmax over the neighbours t of each r; 1: over r for each t, see above */
-    muvox_matrix     coords;      /* (N, d), half, bfloat16 or float; double exactly if feats is double */
-    muvox_matrix     feats;       /* (N, F), half, bfloat16, float or double, one dtype for feats, q, k, v and o */
-    muvox_matrix     q, k;        /* (N, A) */
-    muvox_matrix     v;           /* (N, F) */
-    muvox_matrix     o;           /* (N, F) with offset; data NULL without */
-    muvox_matrix     bias_q, bias_k;     /* (1, A), float (double for double), like the next two */
-    muvox_matrix     bias_v, bias_out;   /* (1, F) */
-    muvox_matrix     mask;        /* (N, 1) uint8, 0 = the row takes no part; data NULL = all do; forward only */
-    muvox_output     out;         /* (N, n · F), dtype of feats */
-    muvox_output     neighbours;  /* (N, k) int32; needed by backward */
-    muvox_output     winners;     /* (N, n_max · F) as in aggregate.h; needed by backward of max and absmax */
-    muvox_matrix     grad_out;    /* (N, n · F), dtype of feats; into backward */
-    muvox_output     grad_coords; /* out of backward, each only if wanted, shape and dtype of what it is the gradient of */
-    muvox_output     grad_feats, grad_q, grad_k, grad_v, grad_o;
-    muvox_output     grad_bias_q, grad_bias_k, grad_bias_v, grad_bias_out;
+    int              offset;           /* 0: softmax over the neighbours t of each r; 1: over r for each t, see above */
+    muvox_matrix     coords;           /* (N, d), half, bfloat16 or float; double exactly if feats is double */
+    muvox_matrix     feats;            /* (N, F), half, bfloat16, float or double, one dtype for feats, q, k, v and o */
+    muvox_matrix     q, k;             /* (N, A) */
+    muvox_matrix     v;                /* (N, F) */
+    muvox_matrix     o;                /* (N, F) with offset; data NULL without */
+    muvox_matrix     bias_q, bias_k;   /* (1, A), float (double for double), like the next two */
+    muvox_matrix     bias_v, bias_out; /* (1, F) */
+    muvox_matrix     mask;             /* (N, 1) uint8, 0 = the row takes no part; data NULL = all do; forward only */
+    muvox_output     out;              /* (N, n · F), dtype of feats */
+    muvox_output     neighbours;       /* (N, k) int32; needed by backward */
+    muvox_output     winners;          /* (N, n_max · F) as in aggregate.h; needed by backward of max and absmax */
+    muvox_matrix     grad_out;         /* (N, n · F), dtype of feats; into backward */
+    muvox_output grad_coords; /* out of backward, each only if wanted, shape and dtype of what it is the gradient of */
+    muvox_output grad_feats, grad_q, grad_k, grad_v, grad_o;
+    muvox_output grad_bias_q, grad_bias_k, grad_bias_v, grad_bias_out;
 } muvox_neighbour_attention;
 
 /* Errors: MUVOX_BAD_ARGUMENT (neighbours_k < 1, scale not finite, activation, offset, splits, aggregates, o given without

@@ -1,4 +1,5 @@
-/* neighbour_attention as its header says it, computed in no other way: what the plain kernel is tested against. */
+/* neighbour_attention as its header says it, computed in no other way: what the plain kernel is tested against; and its
+ * inputs and gradients by number. */
 #ifndef MUVOX_TESTS_NEIGHBOUR_FORMULA_H
 #define MUVOX_TESTS_NEIGHBOUR_FORMULA_H
 
@@ -73,7 +74,8 @@ static double message(const void *any, int64_t s, int64_t i, int64_t r, int64_t 
         j[n] = (int64_t)result_at(&op->neighbours, &op->sets, s, i, n);
         if (j[n] < 0) break;
         for (int64_t c = 0; c < op->coords.cols; c++)
-            distance2 += pow(value_at(&op->coords, &op->sets, s, i, c) - value_at(&op->coords, &op->sets, s, j[n], c), 2);
+            distance2 +=
+                pow(value_at(&op->coords, &op->sets, s, i, c) - value_at(&op->coords, &op->sets, s, j[n], c), 2);
         w[n] = exp(-op->scale * distance2);
     }
     for (int64_t t = 0; t < n; t++)
@@ -82,6 +84,39 @@ static double message(const void *any, int64_t s, int64_t i, int64_t r, int64_t 
     if (op->offset) z += w[r] * value_at(&op->o, &op->sets, s, j[r], f);
     x = w[r] * value_at(&op->feats, &op->sets, s, j[r], f);
     return x + act(op->activation, z);
+}
+
+/* The gradients by number: rows first, then biases, which have one row. */
+enum { ROW_GRADIENTS = 6, GRADIENTS = 10 };
+static const char *const gradient_names[] = {"grad_coords", "grad_feats",   "grad_q",      "grad_k",
+                                             "grad_v",      "grad_o",       "grad_bias_q", "grad_bias_k",
+                                             "grad_bias_v", "grad_bias_out"};
+
+static muvox_output *gradient(descriptor *op, int g)
+{
+    muvox_output *const all[] = {&op->grad_coords, &op->grad_feats,   &op->grad_q,      &op->grad_k,
+                                 &op->grad_v,      &op->grad_o,       &op->grad_bias_q, &op->grad_bias_k,
+                                 &op->grad_bias_v, &op->grad_bias_out};
+
+    return all[g];
+}
+
+static muvox_matrix *input(descriptor *op, int g)
+{
+    muvox_matrix *const all[] = {&op->coords, &op->feats,  &op->q,      &op->k,      &op->v,
+                                 &op->o,      &op->bias_q, &op->bias_k, &op->bias_v, &op->bias_out};
+
+    return all[g];
+}
+
+static const muvox_sets *sets_of(const descriptor *op, int g)
+{
+    return g < ROW_GRADIENTS ? &op->sets : &one_row;
+}
+
+static bool exists(const descriptor *op, int g)
+{
+    return g != 5 || op->offset;
 }
 
 #endif

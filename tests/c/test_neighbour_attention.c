@@ -14,37 +14,6 @@ typedef struct {
     int              offset;
 } neighbour_case;
 
-/* The gradients by number: rows first, then biases, which have one row. */
-enum { ROW_GRADIENTS = 6, GRADIENTS = 10 };
-static const char *const gradient_names[] = {"grad_coords", "grad_feats",  "grad_q",      "grad_k",      "grad_v",
-                                             "grad_o",      "grad_bias_q", "grad_bias_k", "grad_bias_v", "grad_bias_out"};
-
-static muvox_output *gradient(descriptor *op, int g)
-{
-    muvox_output *const all[] = {&op->grad_coords, &op->grad_feats,  &op->grad_q,      &op->grad_k,      &op->grad_v,
-                                 &op->grad_o,      &op->grad_bias_q, &op->grad_bias_k, &op->grad_bias_v, &op->grad_bias_out};
-
-    return all[g];
-}
-
-static muvox_matrix *input(descriptor *op, int g)
-{
-    muvox_matrix *const all[] = {&op->coords, &op->feats,  &op->q,      &op->k,      &op->v,
-                                 &op->o,      &op->bias_q, &op->bias_k, &op->bias_v, &op->bias_out};
-
-    return all[g];
-}
-
-static const muvox_sets *sets_of(const descriptor *op, int g)
-{
-    return g < ROW_GRADIENTS ? &op->sets : &one_row;
-}
-
-static bool exists(const descriptor *op, int g)
-{
-    return g != 5 || op->offset;
-}
-
 /* Outputs for inputs that are set. */
 static void add_outputs(problem *p, descriptor *op)
 {
@@ -58,8 +27,8 @@ static void add_outputs(problem *p, descriptor *op)
         const muvox_matrix *const m = input(op, g);
 
         if (exists(op, g))
-            *gradient(op, g) = g < ROW_GRADIENTS ? output(p, m->dtype, m->cols)
-                                                 : row_alone(output_per_set(p, m->dtype, m->cols), 0);
+            *gradient(op, g) =
+                g < ROW_GRADIENTS ? output(p, m->dtype, m->cols) : row_alone(output_per_set(p, m->dtype, m->cols), 0);
     }
 }
 
@@ -71,8 +40,12 @@ static muvox_matrix random_bias(problem *p, muvox_dtype dtype, int64_t cols)
 /* The same problem for the same case, each time it is called. */
 static descriptor make(problem *p, const neighbour_case *c)
 {
-    descriptor op = {.struct_size = sizeof op, .neighbours_k = c->k, .scale = 3, .aggregates = c->aggregates,
-                     .activation = c->activation, .offset = c->offset};
+    descriptor op = {.struct_size = sizeof op,
+                     .neighbours_k = c->k,
+                     .scale = 3,
+                     .aggregates = c->aggregates,
+                     .activation = c->activation,
+                     .offset = c->offset};
 
     *p = problem_make(c->layout, 1 + c->M % 3, c->M, (uint64_t)(c->M * 1000 + c->k));
     op.sets = p->sets;
@@ -239,7 +212,8 @@ END_TEST
 /* The plain kernel against the formula of the header, aggregated by sum. */
 START_TEST(reference_is_the_formula)
 {
-    const neighbour_case c = {UNIFORM, MUVOX_F64, MUVOX_F64, 6, 4, 2, 3, 2, MUVOX_SUM, (muvox_activation)(_i % 6), _i / 6};
+    const neighbour_case c = {UNIFORM, MUVOX_F64, MUVOX_F64, 6, 4, 2, 3, 2, MUVOX_SUM, (muvox_activation)(_i % 6),
+                              _i / 6};
     problem              p;
     descriptor           op = make(&p, &c);
 
@@ -266,11 +240,16 @@ START_TEST(known_answers)
     muvox_simd   simds[4];
 
     for (int n = all_simds(simds), variant = 0; variant < 2 * n; variant++) {
-        const int        offset = variant % 2;
-        const muvox_simd simd = simds[variant / 2];
-        problem          p = problem_make(UNIFORM, 1, 2, 1);
-        descriptor op = {.struct_size = sizeof op, .sets = p.sets, .neighbours_k = 3, .scale = 10, .aggregates = MUVOX_MAX,
-                         .activation = MUVOX_RELU, .offset = offset};
+        const int           offset = variant % 2;
+        const muvox_simd    simd = simds[variant / 2];
+        problem             p = problem_make(UNIFORM, 1, 2, 1);
+        descriptor          op = {.struct_size = sizeof op,
+                                  .sets = p.sets,
+                                  .neighbours_k = 3,
+                                  .scale = 10,
+                                  .aggregates = MUVOX_MAX,
+                                  .activation = MUVOX_RELU,
+                                  .offset = offset};
         const double *const expected = offset ? queries : keys;
 
         doing("neighbour_attention, simd %d, offset %d", (int)simd, offset);
@@ -299,10 +278,10 @@ END_TEST
 /* Masked rows, full of NaN, change nothing for the others and give zeros. */
 START_TEST(masked_rows_take_no_part)
 {
-    const neighbour_case c = {UNIFORM, MUVOX_F64, MUVOX_F64, 8, 5, 2, 3, 4, MUVOX_AGGREGATES_2(MUVOX_MEAN, MUVOX_MAX),
-                              MUVOX_SWISH, _i};
-    const double         mask[] = {1, 1, 1, 1, 1, 1, 0, 0};
-    muvox_simd           simds[4];
+    const neighbour_case c = {
+        UNIFORM, MUVOX_F64, MUVOX_F64, 8, 5, 2, 3, 4, MUVOX_AGGREGATES_2(MUVOX_MEAN, MUVOX_MAX), MUVOX_SWISH, _i};
+    const double mask[] = {1, 1, 1, 1, 1, 1, 0, 0};
+    muvox_simd   simds[4];
 
     for (int n = all_simds(simds), v = 0; v < n; v++) {
         problem    p, q;
@@ -357,10 +336,11 @@ START_TEST(gradients_by_finite_differences)
 
     for (int n = all_simds(simds), v = 0; v < n; v++)
         for (int a = 0; a < AGGREGATE_CHOICES; a++) {
-            const neighbour_case c = {a % 2 ? RAGGED : STRIDED, MUVOX_F64, MUVOX_F64, 6, 4, 2, 3, 4, aggregate_choices[a],
-                                      (muvox_activation)(_i % 6), _i / 6};
-            problem              p;
-            descriptor           op = make(&p, &c);
+            const neighbour_case c = {
+                a % 2 ? RAGGED : STRIDED,   MUVOX_F64, MUVOX_F64, 6, 4, 2, 3, 4, aggregate_choices[a],
+                (muvox_activation)(_i % 6), _i / 6};
+            problem    p;
+            descriptor op = make(&p, &c);
 
             name_case(&c, simds[v]);
             RUN(FORWARD, &op, simds[v], 1);
@@ -403,14 +383,12 @@ START_TEST(memory_may_be_missing)
         doing("neighbour_attention, simd %d", (int)simds[v]);
         ctx.alloc = no_alloc;
         ctx.free = no_free;
-        assert_refused(&p, &ctx, FORWARD(&ctx, &op), MUVOX_OUT_OF_MEMORY,
-                       "neighbour_attention", "memory");
+        assert_refused(&p, &ctx, FORWARD(&ctx, &op), MUVOX_OUT_OF_MEMORY, "neighbour_attention", "memory");
         RUN(FORWARD, &op, simds[v], 1);
         freeze(&p);
         for (int g = 0; g < GRADIENTS; g++)
             if (exists(&op, g) && g < ROW_GRADIENTS) *gradient(&op, g) = output(&p, MUVOX_F32, input(&op, g)->cols);
-        assert_refused(&p, &ctx, BACKWARD(&ctx, &op), MUVOX_OUT_OF_MEMORY,
-                       "neighbour_attention", "memory");
+        assert_refused(&p, &ctx, BACKWARD(&ctx, &op), MUVOX_OUT_OF_MEMORY, "neighbour_attention", "memory");
         problem_free(&p);
     }
 }
@@ -427,10 +405,10 @@ END_TEST
 
 START_TEST(forward_refuses_wrong_arguments)
 {
-    const neighbour_case c = {STRIDED, MUVOX_F32, MUVOX_F16, 5, 3, 2, 2, 4, MUVOX_AGGREGATES_2(MUVOX_MEAN, MUVOX_MAX),
-                              MUVOX_RELU, 1};
-    problem              p;
-    const descriptor     good = make(&p, &c);
+    const neighbour_case c = {
+        STRIDED, MUVOX_F32, MUVOX_F16, 5, 3, 2, 2, 4, MUVOX_AGGREGATES_2(MUVOX_MEAN, MUVOX_MAX), MUVOX_RELU, 1};
+    problem          p;
+    const descriptor good = make(&p, &c);
 
     WRONG(FORWARD, op.neighbours_k = 0, MUVOX_BAD_ARGUMENT, "k is 0");
     WRONG(FORWARD, op.scale = NAN, MUVOX_BAD_ARGUMENT, "scale");
@@ -462,11 +440,11 @@ END_TEST
 
 START_TEST(backward_refuses_wrong_arguments)
 {
-    const neighbour_case c = {STRIDED, MUVOX_F32, MUVOX_F16, 5, 3, 2, 2, 4, MUVOX_AGGREGATES_2(MUVOX_MEAN, MUVOX_MAX),
-                              MUVOX_RELU, 0};
-    problem              p;
-    descriptor           good = make(&p, &c);
-    int32_t *const       first = good.neighbours.data;
+    const neighbour_case c = {
+        STRIDED, MUVOX_F32, MUVOX_F16, 5, 3, 2, 2, 4, MUVOX_AGGREGATES_2(MUVOX_MEAN, MUVOX_MAX), MUVOX_RELU, 0};
+    problem        p;
+    descriptor     good = make(&p, &c);
+    int32_t *const first = good.neighbours.data;
 
     RUN(FORWARD, &good, MUVOX_SIMD_AUTO, 1);
     freeze(&p);
