@@ -13,86 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import muvox
 from muvox import _library
+from op_calls import FORMS, OPS, arguments, as_tuple, assert_equal, backward_arguments, differentiable, draw, operator, run
 
 ROOT = Path(__file__).parents[2]
-MEAN_MAX = 0x21
 
 
-def draw(*widths, ragged, rows=6, dtype=torch.float32, requires_grad=True):
-    """Tensors of these widths for three sets, and splits."""
-    shape = (3 * rows,) if ragged else (3, rows)
-    tensors = [torch.randn(*shape, width, dtype=dtype, requires_grad=requires_grad) for width in widths]
-    splits = torch.tensor([0, rows, rows, 3 * rows] if ragged else [], dtype=torch.int64)
-    return *tensors, splits
-
-
-def knn(**how):
-    x, splits = draw(3, **how)
-    return x, splits, 4
-
-
-def gravnet(**how):
-    x, f, splits = draw(3, 5, **how)
-    return x, f, splits, 4, 0.5, MEAN_MAX, True
-
-
-def aggregate(**how):
-    f, w, splits = draw(5, 4, **how)
-    return f, torch.randint(-1, 6, w.shape, dtype=torch.int32), w, splits, MEAN_MAX, True
-
-
-def attention(**how):
-    return *draw(3, 3, 5, **how), 0.7
-
-
-def pool(**how):
-    return *draw(5, **how), MEAN_MAX, True
-
-
-# One line per operator: arguments of the registered one, and those of its backward from (inputs, results, gradient).
-OPS = {
-    "knn": (knn, lambda i, r: (torch.randn_like(r[0]), i[0], i[1], r[1])),
-    "gravnet": (gravnet, lambda i, r: (torch.randn_like(r[0]), *i[:3], r[1], r[2], i[4], i[5], 3)),
-    "aggregate": (aggregate, lambda i, r: (torch.randn_like(r[0]), *i[:4], r[1], i[4], 3)),
-    "attention": (attention, lambda i, r: (torch.randn_like(r[0]), torch.randn_like(r[1]), *i[:4], *r, i[4], 7)),
-    "pool": (pool, lambda i, r: (torch.randn_like(r[0]), i[0], i[1], r[1], i[2], 1)),
-}
 each_op = pytest.mark.parametrize("op", OPS)
-each_form = pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
-
-
-def operator(name):
-    return getattr(torch.ops.muvox, name).default
-
-
-def arguments(op, **how):
-    return OPS[op][0](**how)
-
-
-def backward_arguments(op, **how):
-    inputs = arguments(op, requires_grad=False, **how)
-    return OPS[op][1](inputs, operator(op)(*inputs))
-
-
-def differentiable(results):
-    return [r for r in results if r.requires_grad]
-
-
-def run(function, inputs):
-    """All differentiable results, and the gradients of all differentiable inputs where each of theirs is 1."""
-    results = differentiable(as_tuple(function(*inputs)))
-    leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
-    return *results, *torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results])
-
-
-def as_tuple(results):
-    return results if isinstance(results, (tuple, list)) else (results,)
-
-
-def assert_equal(found, expected):
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected):
-        assert torch.equal(a, b)
+each_form = pytest.mark.parametrize("form", FORMS)
 
 
 # Registration
@@ -101,36 +28,38 @@ def assert_equal(found, expected):
 @each_op
 @each_form
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_opcheck(op, ragged, requires_grad):
-    torch.library.opcheck(operator(op), arguments(op, ragged=ragged, requires_grad=requires_grad))
+def test_opcheck(op, form, requires_grad):
+    torch.library.opcheck(operator(op), arguments(op, **FORMS[form], requires_grad=requires_grad))
 
 
 @each_op
 @each_form
-def test_opcheck_backward(op, ragged):
-    torch.library.opcheck(operator(op + "_backward"), backward_arguments(op, ragged=ragged))
+def test_opcheck_backward(op, form):
+    torch.library.opcheck(operator(op + "_backward"), backward_arguments(op, **FORMS[form]))
 
 
-@each_op
-def test_unwanted_results_are_empty(op):
-    inputs = list(arguments(op, ragged=False, requires_grad=False))
-    if inputs[-1] is True:  # save
-        results = operator(op)(*inputs[:-1], False)
-        assert results[0].numel() and all(r.shape == (0,) for r in results[1:])
-    inputs = list(backward_arguments(op, ragged=False))
-    if op == "knn":
-        return
-    all_wanted, inputs[-1] = operator(op + "_backward")(*inputs), 0
-    for place in range(len(as_tuple(all_wanted))):
-        results = as_tuple(operator(op + "_backward")(*inputs[:-1], 1 << place))
-        for i, (found, full) in enumerate(zip(results, as_tuple(all_wanted))):
+@pytest.mark.parametrize("op", ["gravnet", "aggregate", "pool"])
+def test_unsaved_results_are_empty(op):
+    *inputs, save = arguments(op, **FORMS["uniform"], requires_grad=False)
+    assert save is True
+    results = operator(op)(*inputs, False)
+    assert results[0].numel() and all(r.shape == (0,) for r in results[1:])
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("voxelize", "trilinear_weights")])
+def test_unwanted_gradients_are_empty(op):
+    inputs = list(backward_arguments(op, **FORMS["uniform with options"]))
+    everything = operator(op + "_backward")(*inputs)
+    for place in range(len(everything)):
+        inputs[-1] = 1 << place
+        for i, (found, full) in enumerate(zip(operator(op + "_backward")(*inputs), everything)):
             assert torch.equal(found, full) if i == place else found.shape == (0,)
 
 
 @each_op
 def test_second_derivatives_are_refused(op):
-    inputs = arguments(op, ragged=False)
-    result = differentiable(operator(op)(*inputs))[0]
+    inputs = arguments(op, **FORMS["uniform"])
+    result = differentiable(as_tuple(operator(op)(*inputs)))[0]
     first = torch.autograd.grad(result.square().sum(), inputs[0], create_graph=True)[0]
     with pytest.raises(NotImplementedError, match=rf"^muvox\.{op}: second derivatives are not supported yet"):
         first.sum().backward()
@@ -141,9 +70,9 @@ def test_second_derivatives_are_refused(op):
 
 @each_op
 @each_form
-def test_compiled_is_eager(op, ragged):
+def test_compiled_is_eager(op, form):
     torch._dynamo.reset()  # all operators count as one function, compiled again too often
-    inputs = arguments(op, ragged=ragged)
+    inputs = arguments(op, **FORMS[form])
     compiled = torch.compile(operator(op), fullgraph=True, backend="aot_eager")
     assert_equal(run(compiled, inputs), run(operator(op), inputs))
 
@@ -206,7 +135,7 @@ def test_autocast_reaches_fake_cuda_tensors():
 def test_mixed_devices(op, device):
     """Every operator names the first tensor that is elsewhere, splits included."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        inputs = list(arguments(op, ragged=True, requires_grad=False))
+        inputs = list(arguments(op, **FORMS["ragged with options"], requires_grad=False))
         schema = operator(op)._schema.arguments
         for place, x in enumerate(inputs):
             if place and isinstance(x, torch.Tensor):
@@ -217,11 +146,14 @@ def test_mixed_devices(op, device):
 
 @each_op
 def test_meta(op):
-    inputs = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in arguments(op, ragged=False)]
-    real = operator(op)(*arguments(op, ragged=False))
-    assert [(r.shape, r.dtype, r.device.type) for r in operator(op)(*inputs)] == [
-        (r.shape, r.dtype, "meta") for r in real
-    ]
+    """Shapes without values, forward and backward."""
+    for name, inputs in (
+        (op, arguments(op, **FORMS["uniform with options"], requires_grad=False)),
+        (op + "_backward", backward_arguments(op, **FORMS["uniform with options"])),
+    ):
+        real = as_tuple(operator(name)(*inputs))
+        meta = as_tuple(operator(name)(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in inputs)))
+        assert [(r.shape, r.dtype, r.device.type) for r in meta] == [(r.shape, r.dtype, "meta") for r in real]
 
 
 # Arguments that reach the binding only without the wrappers
@@ -236,14 +168,21 @@ def test_meta(op):
         (r"feats has size 2 in dimension 0, expected 3", {1: torch.randn(2, 6, 5)}),
         (r"splits is float, expected int64", {2: torch.tensor([])}),
         (r"coords has 3 dimensions, expected 2: rows, width", {2: torch.tensor([0, 6])}),
-        (r"aggregates", {5: -1}),
-        (r"aggregates", {5: 1 << 40}),
-        (r"aggregates", {5: 0x201}),
-        (r"scale", {4: float("nan")}),
+        (r"mask is float, expected bool", {3: torch.ones(3, 6)}),
+        (r"mask is uint8, expected bool", {3: torch.ones(3, 6, dtype=torch.uint8)}),
+        (r"mask has size 5 in dimension 1, expected 6", {3: torch.ones(3, 5, dtype=torch.bool)}),
+        (r"row_weights has 3 dimensions, expected 2", {4: torch.ones(3, 6, 1)}),
+        (r"row_weights is bool, which is not supported", {4: torch.ones(3, 6) > 0}),
+        (r"row_weights is half, expected float", {4: torch.ones(3, 6).half()}),
+        (r"aggregates", {7: -1}),
+        (r"aggregates", {7: 1 << 40}),
+        (r"aggregates", {7: 0x201}),
+        (r"scale", {6: float("nan")}),
+        (r"max_radius is nan", {10: float("nan")}),
     ],
 )
 def test_errors_of_the_binding(message, change):
-    inputs = list(gravnet(ragged=False, requires_grad=False))
+    inputs = list(arguments("gravnet", **FORMS["uniform"], requires_grad=False))
     expected = operator("gravnet")(*inputs)
     bad = [change.get(place, x) for place, x in enumerate(inputs)]
     with pytest.raises(RuntimeError, match=rf"^muvox::gravnet: {message}"):
@@ -253,7 +192,7 @@ def test_errors_of_the_binding(message, change):
 
 @pytest.mark.parametrize("op", ["gravnet", "aggregate", "pool"])
 def test_backward_without_saved_results(op):
-    inputs = arguments(op, ragged=False)
+    inputs = arguments(op, **FORMS["uniform"])
     results = operator(op)(*inputs[:-1], False)
     with pytest.raises(RuntimeError, match=rf"^muvox::{op}: backward needs (neighbours|winners)"):
         torch.autograd.grad(results[0].sum(), inputs[0])
@@ -271,8 +210,8 @@ def test_strided_splits():
 
 @each_op
 @each_form
-def test_same_bits_again_and_on_two_threads(op, ragged):
-    inputs = arguments(op, ragged=ragged, rows=200)
+def test_same_bits_again_and_on_two_threads(op, form):
+    inputs = arguments(op, **FORMS[form], rows=200)
     first = run(operator(op), inputs)
     assert_equal(run(operator(op), inputs), first)
     torch.set_num_threads(2)
@@ -280,7 +219,7 @@ def test_same_bits_again_and_on_two_threads(op, ragged):
 
 
 def test_python_threads_at_once():
-    inputs = arguments("gravnet", ragged=True, rows=50)
+    inputs = arguments("gravnet", **FORMS["ragged"], rows=50)
     expected = run(operator("gravnet"), inputs)
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: run(operator("gravnet"), inputs), range(40)):
@@ -306,8 +245,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @each_op
 def test_gradient_of_a_sum(op):
     """Such a gradient is one number for all places (stride 0)."""
-    inputs = arguments(op, ragged=False)
-    results = differentiable(operator(op)(*inputs))
+    inputs = arguments(op, **FORMS["uniform with options"])
+    results = differentiable(as_tuple(operator(op)(*inputs)))
     leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     found = torch.autograd.grad([r.sum() for r in results], leaves)
     assert_equal([*results, *found], run(operator(op), inputs))
@@ -371,16 +310,16 @@ def grows(function, calls=20000, warm_up=2000):
 def test_calls_do_not_leak(op):
     """A tensor that is not freed costs 300 bytes and more: 6 MB in all."""
     forward, backward = operator(op), operator(op + "_backward")
-    inputs = arguments(op, ragged=False, requires_grad=False)
+    inputs = arguments(op, **FORMS["uniform with options"], requires_grad=False)
     apart = tuple(x.mT.contiguous().mT if isinstance(x, torch.Tensor) and x.dim() == 3 else x for x in inputs)
-    after = backward_arguments(op, ragged=False)
+    after = backward_arguments(op, **FORMS["uniform with options"])
     assert grows(lambda: (forward(*apart), backward(*after)), calls=10000, warm_up=1000) < 2 << 20
 
 
 def test_errors_do_not_leak():
-    inputs = list(gravnet(ragged=False, requires_grad=False))
+    inputs = list(arguments("gravnet", **FORMS["uniform"], requires_grad=False))
     inputs[0] = inputs[0].mT.contiguous().mT  # copied before the error
-    inputs[3] = 0
+    inputs[5] = 0
 
     def fails():
         try:

@@ -144,7 +144,10 @@ def _fake_backward(grad_distance2, coords, queries, splits, query_splits, neighb
         common.check_rows("knn", query_splits, splits_name="query_splits", queries=queries, **found)
     else:
         common.check_rows("knn", splits, coords=coords, **found)
-    return common.empty_gradients(wanted if cross else wanted & 1, coords, queries)
+    return (
+        *common.empty_gradients(wanted, coords),
+        common.empty(coords, queries.shape if cross and wanted & 2 else None),
+    )
 
 
 def _setup(ctx, inputs, output):
