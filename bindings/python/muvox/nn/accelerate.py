@@ -10,7 +10,7 @@ from muvox.nn.attention import offset_self_attention, self_attention
 from muvox.nn.blocks import aggregations
 from muvox.nn.collapse import graph_collapser, node_predictor
 from muvox.nn.gravnet import gaussian_potential, gravnet, gravnet_layer
-from muvox.nn.norms import running_norm
+from muvox.nn.norms import lc_batch_norm, running_norm
 from muvox.nn.sets import Block, check_rows
 
 
@@ -43,6 +43,10 @@ def _running_norm(self, x: Tensor) -> Tensor:
     return running_norm(self, x)
 
 
+def _lc_batch_norm(self, x: Tensor) -> Tensor:
+    return lc_batch_norm(self, x)
+
+
 def _swish(self, x: Tensor) -> Tensor:
     return F.silu(x)
 
@@ -62,6 +66,7 @@ FORWARDS = {
     "RunningBatchNorm1d": (_running_norm, _NORM),
     "RunningBatchNorm2d": (_running_norm, _NORM),
     "RunningBatchNorm3d": (_running_norm, _NORM),
+    "LCBatchNorm1d": (_lc_batch_norm, ("bn",)),
     "Swish": (_swish, ("inplace",)),
 }
 for _forward, _ in FORWARDS.values():
@@ -72,7 +77,8 @@ def accelerate(model: nn.Module) -> nn.Module:
     """Run the LUMIN modules inside `model` on muvox's operators; changes the model in place and returns it.
 
     Modules are recognised by the name of their class and by their members (LUMIN is not imported): GravNetLayer,
-    GravNet, GraphCollapser, NodePredictor, SelfAttention, OffsetSelfAttention, RunningBatchNorm1d, 2d, 3d and Swish.
+    GravNet, GraphCollapser, NodePredictor, SelfAttention, OffsetSelfAttention, LCBatchNorm1d, RunningBatchNorm1d, 2d,
+    3d and Swish.
     Subclasses of other names and modules of other makes are left alone. Parameters, buffers, state_dict keys, hooks and
     the class stay; results agree with LUMIN's up to rounding (and the choice among neighbours at equal distance).
     A model that is pickled whole comes back with LUMIN's own forward passes: accelerate it again.
