@@ -20,10 +20,11 @@ static muvox_status check(muvox_context *ctx, const muvox_gravnet *op)
     FORWARD(check_aggregates(ctx, "gravnet", op->aggregates));
     FORWARD(check_matrix(ctx, "gravnet", "coords", &op->coords, N, -1));
     FORWARD(check_matrix(ctx, "gravnet", "feats", &op->feats, N, -1));
-    FORWARD(check_output(ctx, "gravnet", "out", &op->out, N, aggregate_count(op->aggregates) * F, op->feats.dtype));
-    FORWARD(check_output(ctx, "gravnet", "neighbours", &op->neighbours, N, op->k, MUVOX_I32));
-    FORWARD(check_output(ctx, "gravnet", "winners", &op->winners, N, winner_count(op->aggregates) * F,
-                         rank_dtype(op->k)));
+    FORWARD(check_row_output(ctx, "gravnet", "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F,
+                             op->feats.dtype));
+    FORWARD(check_row_output(ctx, "gravnet", "neighbours", &op->neighbours, &op->sets, op->k, MUVOX_I32));
+    FORWARD(check_row_output(ctx, "gravnet", "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
+                             rank_dtype(op->k)));
     return check_sets(ctx, "gravnet", &op->sets);
 }
 
@@ -36,8 +37,9 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_gravnet *op)
     if (winner_count(op->aggregates)) FORWARD(check_given(ctx, "gravnet", "winners", &op->winners, N));
     FORWARD(check_matrix(ctx, "gravnet", "grad_out", &op->grad_out, N, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "gravnet", "grad_out", op->grad_out.dtype, "feats", op->feats.dtype));
-    FORWARD(check_output(ctx, "gravnet", "grad_coords", &op->grad_coords, N, op->coords.cols, op->coords.dtype));
-    FORWARD(check_output(ctx, "gravnet", "grad_feats", &op->grad_feats, N, F, op->feats.dtype));
+    FORWARD(check_row_output(ctx, "gravnet", "grad_coords", &op->grad_coords, &op->sets, op->coords.cols,
+                             op->coords.dtype));
+    FORWARD(check_row_output(ctx, "gravnet", "grad_feats", &op->grad_feats, &op->sets, F, op->feats.dtype));
     return check_neighbours(ctx, "gravnet", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
                             op->k, &op->sets);
 }
@@ -63,8 +65,7 @@ muvox_status gravnet_forward_reference(muvox_context *ctx, const muvox_gravnet *
 
         for (int64_t i = 0; i < M; i++) {
             for (int64_t r = 0; r < k; r++) {
-                rows[r] =
-                    r < M ? next_nearest_reference(&op->coords, &op->sets, s, i, r ? rows[r - 1] : -1) : -1;
+                rows[r] = r < M ? next_nearest_reference(&op->coords, &op->sets, s, i, r ? rows[r - 1] : -1) : -1;
                 weights[r] = rows[r] < 0 ? 0 : weight(op, s, i, rows[r]);
                 OUT(neighbours, s, i, r, (double)rows[r]);
             }
@@ -99,9 +100,9 @@ static void neighbourhood(const muvox_gravnet *op, int64_t s, int64_t i, int64_t
     for (int64_t r = 0; r < op->k; r++) {
         dw[r] = 0;
         for (int64_t f = 0; f < op->feats.cols && rows[r] >= 0; f++)
-            dw[r] += dm_reference(op->aggregates, &op->grad_out, &op->winners, &op->feats, &op->sets, s, i, f, r,
-                                  &around) *
-                     IN(feats, s, rows[r], f);
+            dw[r] +=
+                dm_reference(op->aggregates, &op->grad_out, &op->winners, &op->feats, &op->sets, s, i, f, r, &around) *
+                IN(feats, s, rows[r], f);
     }
 }
 
@@ -113,7 +114,7 @@ muvox_status gravnet_backward_reference(muvox_context *ctx, const muvox_gravnet 
 
     FORWARD(workspace_alloc(ctx, "gravnet", (size_t)(most * (F + d) + 3 * k) * sizeof *sums, 1, &workspace));
     sums = workspace;
-    double *const             dfeats = sums, *const dcoords = dfeats + most * F, *const weights = dcoords + most * d;
+    double *const dfeats = sums, *const dcoords = dfeats + most * F, *const weights = dcoords + most * d;
     double *const             dw = weights + k;
     int64_t *const            rows = (int64_t *)(dw + k);
     const muvox_neighbourhood around = {k, rows, weights};

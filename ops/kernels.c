@@ -29,8 +29,8 @@
 /* Rows of one work item of a search, and the tiles of attention: rows of queries, and keys across the vector lanes. */
 enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
 
-#define REAL float
-#define INT  int32_t
+#define REAL    float
+#define INT     int32_t
 #define FMA     fmaf
 #define NAME(f) f##_f32
 #include "kernels.inc"
@@ -39,8 +39,8 @@ enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
 #undef FMA
 #undef NAME
 
-#define REAL double
-#define INT  int64_t
+#define REAL    double
+#define INT     int64_t
 #define FMA     fma
 #define NAME(f) f##_f64
 #include "kernels.inc"

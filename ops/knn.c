@@ -16,9 +16,9 @@ static muvox_status check(muvox_context *ctx, const muvox_knn *op)
     FORWARD(check_floating(ctx, "knn", "coords", op->coords.dtype));
     FORWARD(check_neighbour_count(ctx, "knn", op->k));
     FORWARD(check_matrix(ctx, "knn", "coords", &op->coords, N, -1));
-    FORWARD(check_output(ctx, "knn", "neighbours", &op->neighbours, N, op->k, MUVOX_I32));
-    FORWARD(check_output(ctx, "knn", "distance2", &op->distance2, N, op->k, distance));
-    FORWARD(check_output(ctx, "knn", "counts", &op->counts, N, 1, MUVOX_I32));
+    FORWARD(check_row_output(ctx, "knn", "neighbours", &op->neighbours, &op->sets, op->k, MUVOX_I32));
+    FORWARD(check_row_output(ctx, "knn", "distance2", &op->distance2, &op->sets, op->k, distance));
+    FORWARD(check_row_output(ctx, "knn", "counts", &op->counts, &op->sets, 1, MUVOX_I32));
     return check_sets(ctx, "knn", &op->sets);
 }
 
@@ -32,7 +32,8 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_knn *op)
     FORWARD(check_matrix(ctx, "knn", "grad_distance2", &op->grad_distance2, N, op->k));
     REQUIRE(op->grad_distance2.dtype == distance, MUVOX_BAD_DTYPE, "knn: grad_distance2 is %s, expected %s",
             dtype_name(op->grad_distance2.dtype), dtype_name(distance));
-    FORWARD(check_output(ctx, "knn", "grad_coords", &op->grad_coords, N, op->coords.cols, op->coords.dtype));
+    FORWARD(
+        check_row_output(ctx, "knn", "grad_coords", &op->grad_coords, &op->sets, op->coords.cols, op->coords.dtype));
     return check_neighbours(ctx, "knn", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
                             op->k, &op->sets);
 }

@@ -28,7 +28,7 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_pool *op)
     if (winner_count(op->aggregates)) FORWARD(check_given(ctx, "pool", "winners", &op->winners, S));
     FORWARD(check_matrix(ctx, "pool", "grad_out", &op->grad_out, S, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "pool", "grad_out", op->grad_out.dtype, "x", op->x.dtype));
-    return check_output(ctx, "pool", "grad_x", &op->grad_x, op->sets.rows, F, op->x.dtype);
+    return check_row_output(ctx, "pool", "grad_x", &op->grad_x, &op->sets, F, op->x.dtype);
 }
 
 /* One output of set s, and the row that won it, −1 for an empty set. */
@@ -65,8 +65,7 @@ muvox_status pool_forward_reference(muvox_context *ctx, const muvox_pool *op)
                 int64_t      winner = -1;
                 const double value = pooled(op, kind, s, f, &winner);
 
-                if (op->out.data)
-                    set_element(op->out.data, op->out.dtype, s * op->out.row_stride + a * F + f, value);
+                if (op->out.data) set_element(op->out.data, op->out.dtype, s * op->out.row_stride + a * F + f, value);
                 if (wins && op->winners.data)
                     set_element(op->winners.data, MUVOX_I32, s * op->winners.row_stride + w * F + f, (double)winner);
             }
@@ -87,8 +86,8 @@ muvox_status pool_backward_reference(muvox_context *ctx, const muvox_pool *op)
 
                 for (int a = 0, w = 0; a < aggregate_count(op->aggregates); a++) {
                     const muvox_aggregate_kind kind = aggregate_at(op->aggregates, a);
-                    const double g = element(op->grad_out.data, op->grad_out.dtype,
-                                             s * op->grad_out.row_stride + a * F + f);
+                    const double               g =
+                        element(op->grad_out.data, op->grad_out.dtype, s * op->grad_out.row_stride + a * F + f);
 
                     if (kind == MUVOX_MEAN) {
                         dx += g / (double)set_rows(&op->sets, s);

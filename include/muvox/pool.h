@@ -22,9 +22,9 @@ typedef struct {
     muvox_aggregates aggregates; /* n of them; out holds n blocks of F columns in that order */
     muvox_matrix     x;          /* (N, F) half, bfloat16, float or double */
     muvox_output     out;        /* (S, n · F), dtype of x */
-    muvox_output     winners;    /* (S, n_max · F) int32, row within the set, −1 for an empty set; for backward of max and absmax */
-    muvox_matrix     grad_out;   /* (S, n · F), dtype of x; into backward */
-    muvox_output     grad_x;     /* (N, F), dtype of x; out of backward */
+    muvox_output     winners;  /* (S, n_max · F) int32, row within the set, −1 for an empty set; read by backward */
+    muvox_matrix     grad_out; /* (S, n · F), dtype of x; into backward */
+    muvox_output     grad_x;   /* (N, F), dtype of x; out of backward */
 } muvox_pool;
 
 /* Errors: MUVOX_BAD_ARGUMENT (splits, aggregates), MUVOX_BAD_SHAPE, MUVOX_BAD_DTYPE. */
