@@ -13,13 +13,16 @@ test test-all: WERROR := true
 SANITIZE := CK_TIMEOUT_MULTIPLIER=10 ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1 \
             UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
-.PHONY: build demo test test-all check-c check-sanitize check-install check-python check-format format clean
+.PHONY: build demo bench test test-all check-c check-sanitize check-install check-python check-format format clean
 
 build: .venv/installed build/build.ninja
 	$(MESON) compile -C build
 
 demo: build
 	$(BIN)/python -m muvox demo
+
+bench: build
+	$(BIN)/python -m muvox bench
 
 # Stops at the first part that fails.
 test: build check-format check-c check-sanitize check-install check-python
