@@ -392,6 +392,7 @@ START_TEST(forward_refuses_wrong_arguments)
     WRONG(muvox_attention_forward, op.out.rows--, MUVOX_BAD_SHAPE, "out");
     WRONG(muvox_attention_forward, op.out.dtype = MUVOX_F64, MUVOX_BAD_DTYPE, "out");
     WRONG(muvox_attention_forward, op.out.row_stride = 3, MUVOX_BAD_ARGUMENT, "out");
+    WRONG(muvox_attention_forward, op.out.set_stride = 0, MUVOX_BAD_ARGUMENT, "out");
     WRONG(muvox_attention_forward, op.lse.cols++, MUVOX_BAD_SHAPE, "lse");
     WRONG(muvox_attention_forward, op.lse.dtype = MUVOX_F64, MUVOX_BAD_DTYPE, "lse");
     problem_free(&p);

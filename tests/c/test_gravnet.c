@@ -397,6 +397,7 @@ START_TEST(forward_refuses_wrong_arguments)
     WRONG(muvox_gravnet_forward, op.out.cols--, MUVOX_BAD_SHAPE, "out");
     WRONG(muvox_gravnet_forward, op.out.dtype = MUVOX_F32, MUVOX_BAD_DTYPE, "out");
     WRONG(muvox_gravnet_forward, op.out.row_stride = 7, MUVOX_BAD_ARGUMENT, "out");
+    WRONG(muvox_gravnet_forward, op.out.set_stride = 0, MUVOX_BAD_ARGUMENT, "out");
     WRONG(muvox_gravnet_forward, op.neighbours.dtype = MUVOX_U8, MUVOX_BAD_DTYPE, "neighbours");
     WRONG(muvox_gravnet_forward, op.winners.dtype = MUVOX_I32, MUVOX_BAD_DTYPE, "winners");
     WRONG(muvox_gravnet_forward, op.winners.cols++, MUVOX_BAD_SHAPE, "winners");

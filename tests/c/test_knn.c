@@ -353,6 +353,7 @@ START_TEST(forward_refuses_wrong_arguments)
     WRONG(muvox_knn_forward, op.distance2.dtype = MUVOX_F16, MUVOX_BAD_DTYPE, "distance2");
     WRONG(muvox_knn_forward, op.counts.cols++, MUVOX_BAD_SHAPE, "counts");
     WRONG(muvox_knn_forward, op.counts.dtype = MUVOX_U8, MUVOX_BAD_DTYPE, "counts");
+    WRONG(muvox_knn_forward, op.neighbours.set_stride = 0, MUVOX_BAD_ARGUMENT, "neighbours");
     problem_free(&p);
 }
 END_TEST

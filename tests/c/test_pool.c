@@ -307,6 +307,7 @@ START_TEST(backward_refuses_wrong_arguments)
     WRONG(muvox_pool_backward, op.grad_x.rows--, MUVOX_BAD_SHAPE, "grad_x");
     WRONG(muvox_pool_backward, op.grad_x.dtype = MUVOX_F16, MUVOX_BAD_DTYPE, "grad_x");
     WRONG(muvox_pool_backward, op.grad_x.row_stride = 3, MUVOX_BAD_ARGUMENT, "grad_x");
+    WRONG(muvox_pool_backward, op.grad_x.set_stride = 0, MUVOX_BAD_ARGUMENT, "grad_x");
     problem_free(&p);
 }
 END_TEST
