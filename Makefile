@@ -10,16 +10,18 @@ PACKAGE := $(shell find include ops bindings meson.build meson_options.txt muvox
 WERROR := false
 test test-all: WERROR := true
 # Sanitizers slow the tests down and must stop at what they find.
-SANITIZE := CK_TIMEOUT_MULTIPLIER=10 ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1 \
-            UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+SANITIZE := CK_TIMEOUT_MULTIPLIER=10 ASAN_OPTIONS=abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
-.PHONY: build demo test test-all check-c check-sanitize check-install check-python check-format format clean
+.PHONY: build demo bench test test-all check-c check-sanitize check-install check-python check-format format clean
 
 build: .venv/installed build/build.ninja
 	$(MESON) compile -C build
 
 demo: build
 	$(BIN)/python -m muvox demo
+
+bench: build
+	$(BIN)/python -m muvox bench
 
 # Stops at the first part that fails.
 test: build check-format check-c check-sanitize check-install check-python
@@ -67,5 +69,5 @@ build/build.ninja: | .venv/requirements
 	$(MESON) setup build -Dtests=enabled -Dwerror=$(WERROR)
 
 build-sanitize/build.ninja: | .venv/requirements
-	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dwerror=true -Dbuildtype=debug -Doptimization=1 \
+	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dwerror=true -Dbuildtype=debugoptimized \
 	    -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all

@@ -22,11 +22,13 @@ static muvox_status check(muvox_context *ctx, const muvox_aggregate *op)
     FORWARD(check_matrix(ctx, "aggregate", "feats", &op->feats, N, -1));
     FORWARD(check_matrix(ctx, "aggregate", "neighbours", &op->neighbours, N, -1));
     FORWARD(check_matrix(ctx, "aggregate", "weights", &op->weights, N, k));
-    FORWARD(check_output(ctx, "aggregate", "out", &op->out, N, aggregate_count(op->aggregates) * F, op->feats.dtype));
-    FORWARD(check_output(ctx, "aggregate", "winners", &op->winners, N, winner_count(op->aggregates) * F, rank_dtype(k)));
+    FORWARD(check_row_output(ctx, "aggregate", "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F,
+                             op->feats.dtype));
+    FORWARD(check_row_output(ctx, "aggregate", "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
+                             rank_dtype(k)));
     FORWARD(check_sets(ctx, "aggregate", &op->sets));
-    return check_neighbours(ctx, "aggregate", op->neighbours.data, op->neighbours.row_stride,
-                            op->neighbours.set_stride, k, &op->sets, &op->sets);
+    return check_neighbours(ctx, "aggregate", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
+                            k, &op->sets, &op->sets);
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_aggregate *op)
@@ -37,8 +39,9 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_aggregate *op
     if (winner_count(op->aggregates)) FORWARD(check_given(ctx, "aggregate", "winners", &op->winners, N));
     FORWARD(check_matrix(ctx, "aggregate", "grad_out", &op->grad_out, N, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "aggregate", "grad_out", op->grad_out.dtype, "feats", op->feats.dtype));
-    FORWARD(check_output(ctx, "aggregate", "grad_feats", &op->grad_feats, N, F, op->feats.dtype));
-    return check_output(ctx, "aggregate", "grad_weights", &op->grad_weights, N, op->neighbours.cols, op->weights.dtype);
+    FORWARD(check_row_output(ctx, "aggregate", "grad_feats", &op->grad_feats, &op->sets, F, op->feats.dtype));
+    return check_row_output(ctx, "aggregate", "grad_weights", &op->grad_weights, &op->sets, op->neighbours.cols,
+                            op->weights.dtype);
 }
 
 int64_t rank_element(const muvox_output *winners, int64_t at)

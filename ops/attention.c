@@ -21,8 +21,8 @@ static muvox_status check(muvox_context *ctx, const muvox_attention *op)
     FORWARD(check_matrix(ctx, "attention", "q", &op->q, N, -1));
     FORWARD(check_matrix(ctx, "attention", "k", &op->k, N, op->q.cols));
     FORWARD(check_matrix(ctx, "attention", "v", &op->v, N, -1));
-    FORWARD(check_output(ctx, "attention", "out", &op->out, N, op->v.cols, op->q.dtype));
-    FORWARD(check_output(ctx, "attention", "lse", &op->lse, N, 1, statistics));
+    FORWARD(check_row_output(ctx, "attention", "out", &op->out, &op->sets, op->v.cols, op->q.dtype));
+    FORWARD(check_row_output(ctx, "attention", "lse", &op->lse, &op->sets, 1, statistics));
     REQUIRE(!isinf(op->scale), MUVOX_BAD_ARGUMENT, "attention: scale is %g, expected a finite number", op->scale);
     FORWARD(check_mask(ctx, "attention", &op->mask, N));
     if (op->bias.data) {
@@ -47,13 +47,13 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_attention *op
         FORWARD(check_matrix(ctx, "attention", "grad_lse", &op->grad_lse, N, 1));
         FORWARD(check_same_dtype(ctx, "attention", "grad_lse", op->grad_lse.dtype, "lse", op->lse.dtype));
     }
-    FORWARD(check_output(ctx, "attention", "grad_q", &op->grad_q, N, A, op->q.dtype));
-    FORWARD(check_output(ctx, "attention", "grad_k", &op->grad_k, N, A, op->q.dtype));
-    FORWARD(check_output(ctx, "attention", "grad_v", &op->grad_v, N, C, op->q.dtype));
-    FORWARD(check_output(ctx, "attention", "grad_bias", &op->grad_bias, N, 1, op->lse.dtype));
+    FORWARD(check_row_output(ctx, "attention", "grad_q", &op->grad_q, &op->sets, A, op->q.dtype));
+    FORWARD(check_row_output(ctx, "attention", "grad_k", &op->grad_k, &op->sets, A, op->q.dtype));
+    FORWARD(check_row_output(ctx, "attention", "grad_v", &op->grad_v, &op->sets, C, op->q.dtype));
+    FORWARD(check_row_output(ctx, "attention", "grad_bias", &op->grad_bias, &op->sets, 1, op->lse.dtype));
     REQUIRE(op->row_weights.data || !op->grad_row_weights.data, MUVOX_BAD_ARGUMENT,
             "attention: grad_row_weights is asked for without row_weights");
-    return check_output(ctx, "attention", "grad_row_weights", &op->grad_row_weights, N, 1, op->lse.dtype);
+    return check_row_output(ctx, "attention", "grad_row_weights", &op->grad_row_weights, &op->sets, 1, op->lse.dtype);
 }
 
 static double scale_of(const muvox_attention *op)

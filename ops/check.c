@@ -29,8 +29,8 @@ muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *se
 {
     const int64_t *splits = sets->splits, S = sets->count;
 
-    REQUIRE(S >= 0 && sets->rows >= 0, MUVOX_BAD_ARGUMENT, "%s: sets has %lld sets of %lld rows, expected 0 or more", op,
-            (long long)S, (long long)sets->rows);
+    REQUIRE(S >= 0 && sets->rows >= 0, MUVOX_BAD_ARGUMENT, "%s: sets has %lld sets of %lld rows, expected 0 or more",
+            op, (long long)S, (long long)sets->rows);
     if (!splits) {
         REQUIRE(sets->size >= 0 && (S == 0 || sets->rows / S == sets->size) && sets->rows == S * sets->size,
                 MUVOX_BAD_ARGUMENT, "%s: %lld sets of %lld rows do not make %lld rows", op, (long long)S,
@@ -40,8 +40,8 @@ muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *se
         return MUVOX_OK;
     }
     REQUIRE(splits[0] == 0, MUVOX_BAD_ARGUMENT, "%s: splits begin at %lld, expected 0", op, (long long)splits[0]);
-    REQUIRE(splits[S] == sets->rows, MUVOX_BAD_ARGUMENT, "%s: splits end at %lld, expected the number of rows, %lld", op,
-            (long long)splits[S], (long long)sets->rows);
+    REQUIRE(splits[S] == sets->rows, MUVOX_BAD_ARGUMENT, "%s: splits end at %lld, expected the number of rows, %lld",
+            op, (long long)splits[S], (long long)sets->rows);
     for (int64_t s = 0; s < S; s++) {
         REQUIRE(splits[s] <= splits[s + 1], MUVOX_BAD_ARGUMENT,
                 "%s: splits decrease from %lld to %lld at set %lld, expected non-decreasing values", op,
@@ -95,9 +95,25 @@ muvox_status check_output(muvox_context *ctx, const char *op, const char *name, 
     return MUVOX_OK;
 }
 
+muvox_status check_row_output(muvox_context *ctx, const char *op, const char *name, const muvox_output *m,
+                              const muvox_sets *sets, int64_t cols, muvox_dtype dtype)
+{
+    /* Sets one after the other, or row by row in turn; in double, as nothing is known of the numbers yet. */
+    const double row = (double)m->row_stride, set = (double)m->set_stride, width = (double)cols;
+    const bool   apart = set >= ((double)sets->size - 1) * row + width;
+    const bool   interleaved = set >= width && row >= ((double)sets->count - 1) * set + width;
+
+    FORWARD(check_output(ctx, op, name, m, sets->rows, cols, dtype));
+    REQUIRE(!m->data || sets->splits || sets->count <= 1 || sets->rows == 0 || apart || interleaved, MUVOX_BAD_ARGUMENT,
+            "%s: sets of %s overlap (strides %lld and %lld, %lld rows of width %lld)", op, name,
+            (long long)m->set_stride, (long long)m->row_stride, (long long)sets->size, (long long)cols);
+    return MUVOX_OK;
+}
+
 muvox_status check_given(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows)
 {
-    REQUIRE(m->data || rows == 0, MUVOX_BAD_ARGUMENT, "%s: backward needs %s, which forward was not asked for", op, name);
+    REQUIRE(m->data || rows == 0, MUVOX_BAD_ARGUMENT, "%s: backward needs %s, which forward was not asked for", op,
+            name);
     return MUVOX_OK;
 }
 
@@ -188,8 +204,9 @@ muvox_status check_row_weights(muvox_context *ctx, const char *op, const muvox_m
         for (int64_t i = 0; i < set_rows(sets, s); i++) {
             const double weight = element(weights->data, weights->dtype, ROW(weights, sets, s, i));
 
-            REQUIRE(!(weight < 0), MUVOX_BAD_ARGUMENT, "%s: row_weights has %g in row %lld of set %lld, expected 0 or more",
-                    op, weight, (long long)i, (long long)s);
+            REQUIRE(!(weight < 0), MUVOX_BAD_ARGUMENT,
+                    "%s: row_weights has %g in row %lld of set %lld, expected 0 or more", op, weight, (long long)i,
+                    (long long)s);
         }
     return MUVOX_OK;
 }
@@ -207,7 +224,7 @@ muvox_status check_search(muvox_context *ctx, const char *op, unsigned options, 
 
 muvox_status check_integer(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype)
 {
-    REQUIRE(dtype == MUVOX_I32 || dtype == MUVOX_I64, MUVOX_BAD_DTYPE, "%s: %s is %s, expected int32 or int64", op, name,
-            dtype_name(dtype));
+    REQUIRE(dtype == MUVOX_I32 || dtype == MUVOX_I64, MUVOX_BAD_DTYPE, "%s: %s is %s, expected int32 or int64", op,
+            name, dtype_name(dtype));
     return MUVOX_OK;
 }

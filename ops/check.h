@@ -39,6 +39,10 @@ muvox_status check_matrix(muvox_context *ctx, const char *op, const char *name, 
 muvox_status check_output(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows,
                           int64_t cols, muvox_dtype dtype);
 
+/* The same for an output with the rows of sets, which must not overlap either. */
+muvox_status check_row_output(muvox_context *ctx, const char *op, const char *name, const muvox_output *m,
+                              const muvox_sets *sets, int64_t cols, muvox_dtype dtype);
+
 /* What forward made for backward is there. */
 muvox_status check_given(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows);
 

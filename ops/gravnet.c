@@ -22,10 +22,11 @@ static muvox_status check(muvox_context *ctx, const muvox_gravnet *op)
     FORWARD(check_aggregates(ctx, "gravnet", op->aggregates));
     FORWARD(check_matrix(ctx, "gravnet", "coords", &op->coords, N, -1));
     FORWARD(check_matrix(ctx, "gravnet", "feats", &op->feats, N, -1));
-    FORWARD(check_output(ctx, "gravnet", "out", &op->out, N, aggregate_count(op->aggregates) * F, op->feats.dtype));
-    FORWARD(check_output(ctx, "gravnet", "neighbours", &op->neighbours, N, op->k, MUVOX_I32));
-    FORWARD(check_output(ctx, "gravnet", "winners", &op->winners, N, winner_count(op->aggregates) * F,
-                         rank_dtype(op->k)));
+    FORWARD(check_row_output(ctx, "gravnet", "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F,
+                             op->feats.dtype));
+    FORWARD(check_row_output(ctx, "gravnet", "neighbours", &op->neighbours, &op->sets, op->k, MUVOX_I32));
+    FORWARD(check_row_output(ctx, "gravnet", "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
+                             rank_dtype(op->k)));
     FORWARD(check_mask(ctx, "gravnet", &op->mask, N));
     FORWARD(check_sets(ctx, "gravnet", &op->sets));
     return check_row_weights(ctx, "gravnet", &op->row_weights, wide_dtype(op->feats.dtype), &op->sets);
@@ -40,11 +41,13 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_gravnet *op)
     if (winner_count(op->aggregates)) FORWARD(check_given(ctx, "gravnet", "winners", &op->winners, N));
     FORWARD(check_matrix(ctx, "gravnet", "grad_out", &op->grad_out, N, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "gravnet", "grad_out", op->grad_out.dtype, "feats", op->feats.dtype));
-    FORWARD(check_output(ctx, "gravnet", "grad_coords", &op->grad_coords, N, op->coords.cols, op->coords.dtype));
-    FORWARD(check_output(ctx, "gravnet", "grad_feats", &op->grad_feats, N, F, op->feats.dtype));
+    FORWARD(check_row_output(ctx, "gravnet", "grad_coords", &op->grad_coords, &op->sets, op->coords.cols,
+                             op->coords.dtype));
+    FORWARD(check_row_output(ctx, "gravnet", "grad_feats", &op->grad_feats, &op->sets, F, op->feats.dtype));
     REQUIRE(op->row_weights.data || !op->grad_row_weights.data, MUVOX_BAD_ARGUMENT,
             "gravnet: grad_row_weights is asked for without row_weights");
-    FORWARD(check_output(ctx, "gravnet", "grad_row_weights", &op->grad_row_weights, N, 1, op->row_weights.dtype));
+    FORWARD(check_row_output(ctx, "gravnet", "grad_row_weights", &op->grad_row_weights, &op->sets, 1,
+                             op->row_weights.dtype));
     return check_neighbours(ctx, "gravnet", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
                             op->k, &op->sets, &op->sets);
 }
@@ -76,11 +79,16 @@ muvox_status gravnet_forward_reference(muvox_context *ctx, const muvox_gravnet *
         const int64_t M = set_rows(&op->sets, s);
 
         for (int64_t i = 0; i < M; i++) {
-            const muvox_search_reference search = {
-                .options = op->options, .max_radius = op->max_radius, .coords = &op->coords, .queries = &op->coords,
-                .mask = &op->mask, .sets = &op->sets, .set = s, .query_at = ROW(&op->coords, &op->sets, s, i),
-                .self = op->options & MUVOX_EXCLUDE_SELF ? i : -1};
-            bool more = row_valid(&op->mask, &op->sets, s, i);
+            const muvox_search_reference search = {.options = op->options,
+                                                   .max_radius = op->max_radius,
+                                                   .coords = &op->coords,
+                                                   .queries = &op->coords,
+                                                   .mask = &op->mask,
+                                                   .sets = &op->sets,
+                                                   .set = s,
+                                                   .query_at = ROW(&op->coords, &op->sets, s, i),
+                                                   .self = op->options & MUVOX_EXCLUDE_SELF ? i : -1};
+            bool                         more = row_valid(&op->mask, &op->sets, s, i);
 
             for (int64_t r = 0; r < k; r++) {
                 rows[r] = more ? next_nearest_reference(&search, r ? rows[r - 1] : -1) : -1;
@@ -119,9 +127,9 @@ static void neighbourhood(const muvox_gravnet *op, int64_t s, int64_t i, int64_t
     for (int64_t r = 0; r < op->k; r++) {
         dw[r] = 0;
         for (int64_t f = 0; f < op->feats.cols && rows[r] >= 0; f++)
-            dw[r] += dm_reference(op->aggregates, &op->grad_out, &op->winners, &op->feats, &op->sets, s, i, f, r,
-                                  &around) *
-                     IN(feats, s, rows[r], f);
+            dw[r] +=
+                dm_reference(op->aggregates, &op->grad_out, &op->winners, &op->feats, &op->sets, s, i, f, r, &around) *
+                IN(feats, s, rows[r], f);
     }
 }
 
@@ -133,7 +141,7 @@ muvox_status gravnet_backward_reference(muvox_context *ctx, const muvox_gravnet 
 
     FORWARD(workspace_alloc(ctx, "gravnet", (size_t)(most * (F + d + 1) + 3 * k) * sizeof *sums, 1, &workspace));
     sums = workspace;
-    double *const             dfeats = sums, *const dcoords = dfeats + most * F, *const du = dcoords + most * d;
+    double *const dfeats = sums, *const dcoords = dfeats + most * F, *const du = dcoords + most * d;
     double *const             weights = du + most;
     double *const             dw = weights + k;
     int64_t *const            rows = (int64_t *)(dw + k);

@@ -30,12 +30,12 @@
 /* Rows of one work item of a search, and the tiles of attention: rows of queries, and keys across the vector lanes. */
 enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
 
-#define REAL float
-#define INT  int32_t
-#define FMA     fmaf
+#define REAL      float
+#define INT       int32_t
+#define FMA       fmaf
 #define NEXTAFTER nextafterf
-#define FLOOR   floorf
-#define NAME(f) f##_f32
+#define FLOOR     floorf
+#define NAME(f)   f##_f32
 #include "kernels.inc"
 #undef REAL
 #undef INT
@@ -44,12 +44,12 @@ enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
 #undef FLOOR
 #undef NAME
 
-#define REAL double
-#define INT  int64_t
-#define FMA     fma
+#define REAL      double
+#define INT       int64_t
+#define FMA       fma
 #define NEXTAFTER nextafter
-#define FLOOR   floor
-#define NAME(f) f##_f64
+#define FLOOR     floor
+#define NAME(f)   f##_f64
 #include "kernels.inc"
 #undef REAL
 #undef INT
@@ -62,9 +62,11 @@ enum { SEARCH_ROWS = 256, QUERIES = 64, KEYS = 64 };
     {                                                                                                                  \
         knn_forward_##suffix, knn_backward_##suffix, aggregate_forward_##suffix, aggregate_backward_##suffix,          \
             gravnet_forward_##suffix, gravnet_backward_##suffix, attention_forward_##suffix,                           \
-            attention_backward_##suffix, offset_attention_forward_##suffix, offset_attention_backward_##suffix, neighbour_attention_forward_##suffix, neighbour_attention_backward_##suffix, pool_forward_##suffix, pool_backward_##suffix, voxelize_forward_##suffix, voxelize_backward_##suffix,  \
-            devoxelize_forward_##suffix, devoxelize_backward_##suffix, trilinear_weights_forward_##suffix,              \
-            trilinear_weights_backward_##suffix                                 \
+            attention_backward_##suffix, offset_attention_forward_##suffix, offset_attention_backward_##suffix,        \
+            neighbour_attention_forward_##suffix, neighbour_attention_backward_##suffix, pool_forward_##suffix,        \
+            pool_backward_##suffix, voxelize_forward_##suffix, voxelize_backward_##suffix,                             \
+            devoxelize_forward_##suffix, devoxelize_backward_##suffix, trilinear_weights_forward_##suffix,             \
+            trilinear_weights_backward_##suffix                                                                        \
     }
 #define JOIN_(a, b) a##b
 #define JOIN(a, b)  JOIN_(a, b)

@@ -32,9 +32,9 @@ static muvox_status check(muvox_context *ctx, const muvox_knn *op)
                 (long long)op->query_sets.count, (long long)op->sets.count);
         FORWARD(check_sets(ctx, "knn", &op->query_sets));
     }
-    FORWARD(check_output(ctx, "knn", "neighbours", &op->neighbours, Q, op->k, MUVOX_I32));
-    FORWARD(check_output(ctx, "knn", "distance2", &op->distance2, Q, op->k, distance));
-    FORWARD(check_output(ctx, "knn", "counts", &op->counts, Q, 1, MUVOX_I32));
+    FORWARD(check_row_output(ctx, "knn", "neighbours", &op->neighbours, query_sets(op), op->k, MUVOX_I32));
+    FORWARD(check_row_output(ctx, "knn", "distance2", &op->distance2, query_sets(op), op->k, distance));
+    FORWARD(check_row_output(ctx, "knn", "counts", &op->counts, query_sets(op), 1, MUVOX_I32));
     return check_sets(ctx, "knn", &op->sets);
 }
 
@@ -49,8 +49,10 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_knn *op)
     FORWARD(check_matrix(ctx, "knn", "grad_distance2", &op->grad_distance2, Q, op->k));
     REQUIRE(op->grad_distance2.dtype == distance, MUVOX_BAD_DTYPE, "knn: grad_distance2 is %s, expected %s",
             dtype_name(op->grad_distance2.dtype), dtype_name(distance));
-    FORWARD(check_output(ctx, "knn", "grad_coords", &op->grad_coords, op->sets.rows, op->coords.cols, op->coords.dtype));
-    FORWARD(check_output(ctx, "knn", "grad_queries", &op->grad_queries, Q, op->coords.cols, op->coords.dtype));
+    FORWARD(
+        check_row_output(ctx, "knn", "grad_coords", &op->grad_coords, &op->sets, op->coords.cols, op->coords.dtype));
+    FORWARD(check_row_output(ctx, "knn", "grad_queries", &op->grad_queries, query_sets(op), op->coords.cols,
+                             op->coords.dtype));
     return check_neighbours(ctx, "knn", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
                             op->k, query_sets(op), &op->sets);
 }
@@ -119,11 +121,16 @@ muvox_status knn_forward_reference(muvox_context *ctx, const muvox_knn *op)
     for (int64_t s = 0; s < sets->count; s++)
         for (int64_t i = 0; i < set_rows(sets, s); i++) {
             const bool                   looks = cross || row_valid(&op->mask, sets, s, i);
-            const muvox_search_reference search = {
-                .options = op->options, .max_radius = op->max_radius,
-                .coords = &op->coords, .queries = queries, .mask = &op->mask, .sets = &op->sets, .set = s,
-                .query_at = ROW(queries, sets, s, i), .self = op->options & MUVOX_EXCLUDE_SELF ? i : -1};
-            int64_t j = -1, count = 0;
+            const muvox_search_reference search = {.options = op->options,
+                                                   .max_radius = op->max_radius,
+                                                   .coords = &op->coords,
+                                                   .queries = queries,
+                                                   .mask = &op->mask,
+                                                   .sets = &op->sets,
+                                                   .set = s,
+                                                   .query_at = ROW(queries, sets, s, i),
+                                                   .self = op->options & MUVOX_EXCLUDE_SELF ? i : -1};
+            int64_t                      j = -1, count = 0;
 
             for (int64_t r = 0; r < op->k; r++) {
                 j = looks && count == r ? next_nearest_reference(&search, j) : -1;
@@ -146,15 +153,13 @@ static double pulled(const muvox_knn *op, int64_t s, int64_t c, int64_t query, i
 
     for (int64_t i = 0; i < set_rows(sets, s); i++)
         for (int64_t r = 0; r < op->k; r++) {
-            const int64_t j =
-                (int64_t)element(op->neighbours.data, MUVOX_I32, ROW(&op->neighbours, sets, s, i) + r);
+            const int64_t j = (int64_t)element(op->neighbours.data, MUVOX_I32, ROW(&op->neighbours, sets, s, i) + r);
 
             if (j < 0 || (i != query && j != picked)) continue;
-            const double g = element(op->grad_distance2.data, op->grad_distance2.dtype,
-                                     ROW(&op->grad_distance2, sets, s, i) + r);
-            const double step = 2 * g *
-                                (element(queries->data, queries->dtype, ROW(queries, sets, s, i) + c) -
-                                 IN(coords, s, j, c));
+            const double g =
+                element(op->grad_distance2.data, op->grad_distance2.dtype, ROW(&op->grad_distance2, sets, s, i) + r);
+            const double step =
+                2 * g * (element(queries->data, queries->dtype, ROW(queries, sets, s, i) + c) - IN(coords, s, j, c));
 
             sum += (i == query ? step : 0) - (j == picked ? step : 0);
         }

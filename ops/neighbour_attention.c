@@ -56,10 +56,11 @@ static muvox_status check(muvox_context *ctx, const muvox_neighbour_attention *o
     FORWARD(check_bias(ctx, "bias_k", &op->bias_k, op, A));
     FORWARD(check_bias(ctx, "bias_v", &op->bias_v, op, F));
     FORWARD(check_bias(ctx, "bias_out", &op->bias_out, op, F));
-    FORWARD(check_output(ctx, OP, "out", &op->out, N, aggregate_count(op->aggregates) * F, op->feats.dtype));
-    FORWARD(check_output(ctx, OP, "neighbours", &op->neighbours, N, op->neighbours_k, MUVOX_I32));
-    FORWARD(check_output(ctx, OP, "winners", &op->winners, N, winner_count(op->aggregates) * F,
-                         rank_dtype(op->neighbours_k)));
+    FORWARD(
+        check_row_output(ctx, OP, "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F, op->feats.dtype));
+    FORWARD(check_row_output(ctx, OP, "neighbours", &op->neighbours, &op->sets, op->neighbours_k, MUVOX_I32));
+    FORWARD(check_row_output(ctx, OP, "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
+                             rank_dtype(op->neighbours_k)));
     FORWARD(check_mask(ctx, OP, &op->mask, N));
     return check_sets(ctx, OP, &op->sets);
 }
@@ -74,13 +75,13 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_neighbour_att
     if (winner_count(op->aggregates)) FORWARD(check_given(ctx, OP, "winners", &op->winners, N));
     FORWARD(check_matrix(ctx, OP, "grad_out", &op->grad_out, N, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, OP, "grad_out", op->grad_out.dtype, "feats", dtype));
-    FORWARD(check_output(ctx, OP, "grad_coords", &op->grad_coords, N, op->coords.cols, op->coords.dtype));
-    FORWARD(check_output(ctx, OP, "grad_feats", &op->grad_feats, N, F, dtype));
-    FORWARD(check_output(ctx, OP, "grad_q", &op->grad_q, N, A, dtype));
-    FORWARD(check_output(ctx, OP, "grad_k", &op->grad_k, N, A, dtype));
-    FORWARD(check_output(ctx, OP, "grad_v", &op->grad_v, N, F, dtype));
+    FORWARD(check_row_output(ctx, OP, "grad_coords", &op->grad_coords, &op->sets, op->coords.cols, op->coords.dtype));
+    FORWARD(check_row_output(ctx, OP, "grad_feats", &op->grad_feats, &op->sets, F, dtype));
+    FORWARD(check_row_output(ctx, OP, "grad_q", &op->grad_q, &op->sets, A, dtype));
+    FORWARD(check_row_output(ctx, OP, "grad_k", &op->grad_k, &op->sets, A, dtype));
+    FORWARD(check_row_output(ctx, OP, "grad_v", &op->grad_v, &op->sets, F, dtype));
     REQUIRE(op->offset || !op->grad_o.data, MUVOX_BAD_ARGUMENT, OP ": grad_o is asked for without offset");
-    FORWARD(check_output(ctx, OP, "grad_o", &op->grad_o, N, F, dtype));
+    FORWARD(check_row_output(ctx, OP, "grad_o", &op->grad_o, &op->sets, F, dtype));
     FORWARD(check_output(ctx, OP, "grad_bias_q", &op->grad_bias_q, 1, A, wide));
     FORWARD(check_output(ctx, OP, "grad_bias_k", &op->grad_bias_k, 1, A, wide));
     FORWARD(check_output(ctx, OP, "grad_bias_v", &op->grad_bias_v, 1, F, wide));

@@ -25,9 +25,9 @@ static muvox_status check(muvox_context *ctx, const muvox_offset_attention *op)
     REQUIRE(isfinite(op->eps) && op->eps >= 0, MUVOX_BAD_ARGUMENT, OP ": eps is %g, expected 0 or more", op->eps);
     REQUIRE(N == 0 || (op->out.data && op->column_lse.data && op->log_sum.data), MUVOX_BAD_ARGUMENT,
             OP ": out, column_lse or log_sum is missing, all three are needed");
-    FORWARD(check_output(ctx, OP, "out", &op->out, N, op->v.cols, op->q.dtype));
-    FORWARD(check_output(ctx, OP, "column_lse", &op->column_lse, N, 1, wide_dtype(op->q.dtype)));
-    FORWARD(check_output(ctx, OP, "log_sum", &op->log_sum, N, 1, wide_dtype(op->q.dtype)));
+    FORWARD(check_row_output(ctx, OP, "out", &op->out, &op->sets, op->v.cols, op->q.dtype));
+    FORWARD(check_row_output(ctx, OP, "column_lse", &op->column_lse, &op->sets, 1, wide_dtype(op->q.dtype)));
+    FORWARD(check_row_output(ctx, OP, "log_sum", &op->log_sum, &op->sets, 1, wide_dtype(op->q.dtype)));
     return check_sets(ctx, OP, &op->sets);
 }
 
@@ -38,9 +38,9 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_offset_attent
     FORWARD(check(ctx, op));
     FORWARD(check_matrix(ctx, OP, "grad_out", &op->grad_out, N, C));
     FORWARD(check_same_dtype(ctx, OP, "grad_out", op->grad_out.dtype, "v", op->v.dtype));
-    FORWARD(check_output(ctx, OP, "grad_q", &op->grad_q, N, A, op->q.dtype));
-    FORWARD(check_output(ctx, OP, "grad_k", &op->grad_k, N, A, op->q.dtype));
-    return check_output(ctx, OP, "grad_v", &op->grad_v, N, C, op->q.dtype);
+    FORWARD(check_row_output(ctx, OP, "grad_q", &op->grad_q, &op->sets, A, op->q.dtype));
+    FORWARD(check_row_output(ctx, OP, "grad_k", &op->grad_k, &op->sets, A, op->q.dtype));
+    return check_row_output(ctx, OP, "grad_v", &op->grad_v, &op->sets, C, op->q.dtype);
 }
 
 static bool valid(const muvox_offset_attention *op, int64_t s, int64_t i)
@@ -120,7 +120,8 @@ static double pull(const muvox_offset_attention *op, int64_t s, int64_t i, int64
     const double B = normalised(op, s, i, j);
     double       dp = 0;
 
-    for (int64_t c = 0; c < op->v.cols && B != 0; c++) dp += IN(grad_out, s, i, c) * (IN(v, s, j, c) - IN(out, s, i, c));
+    for (int64_t c = 0; c < op->v.cols && B != 0; c++)
+        dp += IN(grad_out, s, i, c) * (IN(v, s, j, c) - IN(out, s, i, c));
     return B == 0 ? 0 : B * dp;
 }
 

@@ -36,7 +36,8 @@ static muvox_status check_winners(muvox_context *ctx, const muvox_pool *op)
 
     FORWARD(check_given(ctx, "pool", "winners", &op->winners, S));
     if (!op->winners.data) return MUVOX_OK;
-    REQUIRE(winners.dtype == MUVOX_I32, MUVOX_BAD_DTYPE, "pool: winners is %s, expected int32", dtype_name(winners.dtype));
+    REQUIRE(winners.dtype == MUVOX_I32, MUVOX_BAD_DTYPE, "pool: winners is %s, expected int32",
+            dtype_name(winners.dtype));
     return check_matrix(ctx, "pool", "winners", &winners, S, winner_count(op->aggregates) * op->x.cols);
 }
 
@@ -48,10 +49,11 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_pool *op)
     if (winner_count(op->aggregates)) FORWARD(check_winners(ctx, op));
     FORWARD(check_matrix(ctx, "pool", "grad_out", &op->grad_out, S, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "pool", "grad_out", op->grad_out.dtype, "x", op->x.dtype));
-    FORWARD(check_output(ctx, "pool", "grad_x", &op->grad_x, op->sets.rows, F, op->x.dtype));
+    FORWARD(check_row_output(ctx, "pool", "grad_x", &op->grad_x, &op->sets, F, op->x.dtype));
     REQUIRE(op->row_weights.data || !op->grad_row_weights.data, MUVOX_BAD_ARGUMENT,
             "pool: grad_row_weights is asked for without row_weights");
-    return check_output(ctx, "pool", "grad_row_weights", &op->grad_row_weights, op->sets.rows, 1, op->row_weights.dtype);
+    return check_row_output(ctx, "pool", "grad_row_weights", &op->grad_row_weights, &op->sets, 1,
+                            op->row_weights.dtype);
 }
 
 static double weight(const muvox_pool *op, int64_t s, int64_t i)
@@ -104,8 +106,7 @@ muvox_status pool_forward_reference(muvox_context *ctx, const muvox_pool *op)
                 int64_t      winner = -1;
                 const double value = pooled(op, kind, s, f, &winner);
 
-                if (op->out.data)
-                    set_element(op->out.data, op->out.dtype, s * op->out.row_stride + a * F + f, value);
+                if (op->out.data) set_element(op->out.data, op->out.dtype, s * op->out.row_stride + a * F + f, value);
                 if (wins && op->winners.data)
                     set_element(op->winners.data, MUVOX_I32, s * op->winners.row_stride + w * F + f, (double)winner);
             }

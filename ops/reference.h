@@ -11,8 +11,7 @@
 #define IN(name, s, i, c) element(op->name.data, op->name.dtype, ROW(&op->name, &op->sets, s, i) + (c))
 #define OUT(name, s, i, c, value)                                                                                      \
     do {                                                                                                               \
-        if (op->name.data)                                                                                             \
-            set_element(op->name.data, op->name.dtype, ROW(&op->name, &op->sets, s, i) + (c), value);                  \
+        if (op->name.data) set_element(op->name.data, op->name.dtype, ROW(&op->name, &op->sets, s, i) + (c), value);   \
     } while (0)
 
 /* |a − b|² of a row of each, in float (double for double), as knn.h defines it. */

@@ -93,14 +93,15 @@ muvox_status trilinear_weights_backward_reference(muvox_context *ctx, const muvo
 
                 for (int other = 0; other < 3; other++) {
                     double        along, slope;
-                    const int64_t i = corner(place(op, n, other), op->shape[other], c >> (2 - other) & 1, &along, &slope);
+                    const int64_t i =
+                        corner(place(op, n, other), op->shape[other], c >> (2 - other) & 1, &along, &slope);
 
                     inside = inside && i >= 0;
                     product *= other == axis ? slope : along;
                 }
                 if (inside)
-                    sum += product * element(op->grad_weights.data, op->grad_weights.dtype,
-                                             n * op->grad_weights.row_stride + c);
+                    sum += product *
+                           element(op->grad_weights.data, op->grad_weights.dtype, n * op->grad_weights.row_stride + c);
             }
             OUT_AT(grad_points, n * op->grad_points.row_stride + axis, sum);
         }

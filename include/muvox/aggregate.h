@@ -27,7 +27,7 @@ typedef struct {
     muvox_matrix     neighbours;   /* (N, k) int32, row within the set, −1 = none */
     muvox_matrix     weights;      /* (N, k) half, bfloat16 or float; double exactly if feats is double */
     muvox_output     out;          /* (N, n · F), dtype of feats */
-    muvox_output     winners;      /* (N, n_max · F) uint8 while k ≤ 254 (255 = none), else int32 (−1 = none); for backward */
+    muvox_output     winners;      /* (N, n_max · F) uint8 while k ≤ 254 (255: none), else int32 (−1: none) */
     muvox_matrix     grad_out;     /* (N, n · F), dtype of feats; into backward */
     muvox_output     grad_feats;   /* (N, F), dtype of feats; out of backward, only if wanted */
     muvox_output     grad_weights; /* (N, k), dtype of weights; out of backward, only if wanted */

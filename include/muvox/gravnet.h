@@ -21,22 +21,22 @@ extern "C" {
 
 typedef struct {
     size_t           struct_size;
-    muvox_sets       sets;        /* S sets, N rows in all, M in one */
-    int64_t          k;           /* ≥ 1; may exceed M */
-    double           scale;       /* finite; LUMIN and PyG use 10 */
-    muvox_aggregates aggregates;  /* n of them */
-    unsigned         options;     /* MUVOX_EXCLUDE_SELF, MUVOX_WITHIN_RADIUS, MUVOX_MEAN_BY_K */
-    double           max_radius;  /* ≥ 0, with MUVOX_WITHIN_RADIUS */
-    muvox_matrix     coords;      /* (N, d), half, bfloat16 or float; double exactly if feats is double */
-    muvox_matrix     feats;       /* (N, F), half, bfloat16, float or double */
-    muvox_matrix     mask;        /* (N, 1) uint8, 0 = the row takes no part; data NULL = all do */
-    muvox_matrix     row_weights; /* (N, 1) u ≥ 0, float (double for double); data NULL = 1 */
-    muvox_output     out;         /* (N, n · F), dtype of feats */
-    muvox_output     neighbours;  /* (N, k) int32; needed by backward */
-    muvox_output     winners;     /* (N, n_max · F) as in aggregate.h; needed by backward of max and absmax */
-    muvox_matrix     grad_out;    /* (N, n · F), dtype of feats; into backward */
-    muvox_output     grad_coords; /* (N, d), dtype of coords; out of backward, only if wanted */
-    muvox_output     grad_feats;  /* (N, F), dtype of feats; out of backward, only if wanted */
+    muvox_sets       sets;             /* S sets, N rows in all, M in one */
+    int64_t          k;                /* ≥ 1; may exceed M */
+    double           scale;            /* finite; LUMIN and PyG use 10 */
+    muvox_aggregates aggregates;       /* n of them */
+    unsigned         options;          /* MUVOX_EXCLUDE_SELF, MUVOX_WITHIN_RADIUS, MUVOX_MEAN_BY_K */
+    double           max_radius;       /* ≥ 0, with MUVOX_WITHIN_RADIUS */
+    muvox_matrix     coords;           /* (N, d), half, bfloat16 or float; double exactly if feats is double */
+    muvox_matrix     feats;            /* (N, F), half, bfloat16, float or double */
+    muvox_matrix     mask;             /* (N, 1) uint8, 0 = the row takes no part; data NULL = all do */
+    muvox_matrix     row_weights;      /* (N, 1) u ≥ 0, float (double for double); data NULL = 1 */
+    muvox_output     out;              /* (N, n · F), dtype of feats */
+    muvox_output     neighbours;       /* (N, k) int32; needed by backward */
+    muvox_output     winners;          /* (N, n_max · F) as in aggregate.h; needed by backward of max and absmax */
+    muvox_matrix     grad_out;         /* (N, n · F), dtype of feats; into backward */
+    muvox_output     grad_coords;      /* (N, d), dtype of coords; out of backward, only if wanted */
+    muvox_output     grad_feats;       /* (N, F), dtype of feats; out of backward, only if wanted */
     muvox_output     grad_row_weights; /* (N, 1), dtype of row_weights; out of backward, only if wanted */
 } muvox_gravnet;
 

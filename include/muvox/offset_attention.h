@@ -21,16 +21,16 @@ extern "C" {
 
 typedef struct {
     size_t       struct_size;
-    muvox_sets   sets;                   /* S sets, N rows in all, M in one */
-    double       scale;                  /* finite; LUMIN uses 1 */
-    double       eps;                    /* ≥ 0; LUMIN uses 1e-17 */
-    muvox_matrix q, k;                   /* (N, A), half, bfloat16, float or double, one dtype for q, k and v */
-    muvox_matrix v;                      /* (N, C) */
-    muvox_matrix mask;                   /* (N, 1) uint8, 0 = the row takes no part; data NULL = all do */
-    muvox_output out;                    /* (N, C), dtype of v; read by backward */
-    muvox_output column_lse;             /* (N, 1) L, float (double for double), −inf for a masked row; read by backward */
-    muvox_output log_sum;                /* (N, 1) log r, float (double for double), −inf for a masked row; read by backward */
-    muvox_matrix grad_out;               /* (N, C), dtype of v; into backward */
+    muvox_sets   sets;       /* S sets, N rows in all, M in one */
+    double       scale;      /* finite; LUMIN uses 1 */
+    double       eps;        /* ≥ 0; LUMIN uses 1e-17 */
+    muvox_matrix q, k;       /* (N, A), half, bfloat16, float or double, one dtype for q, k and v */
+    muvox_matrix v;          /* (N, C) */
+    muvox_matrix mask;       /* (N, 1) uint8, 0 = the row takes no part; data NULL = all do */
+    muvox_output out;        /* (N, C), dtype of v; read by backward */
+    muvox_output column_lse; /* (N, 1) L, float (double for double), −inf for a masked row; read by backward */
+    muvox_output log_sum;    /* (N, 1) log r, float (double for double), −inf for a masked row; read by backward */
+    muvox_matrix grad_out;   /* (N, C), dtype of v; into backward */
     muvox_output grad_q, grad_k, grad_v; /* out of backward, each only if wanted; dtype of q */
 } muvox_offset_attention;
 

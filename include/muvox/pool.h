@@ -20,16 +20,17 @@ extern "C" {
 
 typedef struct {
     size_t           struct_size;
-    muvox_sets       sets;       /* S sets, N rows in all */
-    muvox_aggregates aggregates; /* n of them; out holds n blocks of F columns in that order */
-    muvox_matrix     x;          /* (N, F) half, bfloat16, float or double */
-    muvox_matrix     mask;       /* (N, 1) uint8, 0 = the row takes no part; data NULL = all do */
+    muvox_sets       sets;        /* S sets, N rows in all */
+    muvox_aggregates aggregates;  /* n of them; out holds n blocks of F columns in that order */
+    muvox_matrix     x;           /* (N, F) half, bfloat16, float or double */
+    muvox_matrix     mask;        /* (N, 1) uint8, 0 = the row takes no part; data NULL = all do */
     muvox_matrix     row_weights; /* (N, 1) u ≥ 0, float (double for double); data NULL = 1 */
-    muvox_output     out;        /* (S, n · F), dtype of x */
-    muvox_output     winners;    /* (S, n_max · F) int32, row within the set, −1 for an empty set; for backward of max and absmax */
-    muvox_matrix     grad_out;   /* (S, n · F), dtype of x; into backward */
-    muvox_output     grad_x;     /* (N, F), dtype of x; out of backward, only if wanted */
-    muvox_output     grad_row_weights; /* (N, 1), dtype of row_weights; out of backward, only if wanted */
+    muvox_output     out;         /* (S, n · F), dtype of x */
+    muvox_output
+        winners; /* (S, n_max · F) int32, row within the set, −1 for an empty set; for backward of max and absmax */
+    muvox_matrix grad_out;         /* (S, n · F), dtype of x; into backward */
+    muvox_output grad_x;           /* (N, F), dtype of x; out of backward, only if wanted */
+    muvox_output grad_row_weights; /* (N, 1), dtype of row_weights; out of backward, only if wanted */
 } muvox_pool;
 
 /* Errors: MUVOX_BAD_ARGUMENT (splits, aggregates), MUVOX_BAD_SHAPE, MUVOX_BAD_DTYPE. */

@@ -86,10 +86,10 @@ typedef struct {
     void *(*alloc)(void *user, size_t bytes); /* every byte of workspace comes through here; NULL = built in */
     void (*free)(void *user, void *block);    /* stream-ordered on CUDA: called while kernels may still run */
     void      *user;
-    int        threads; /* CPU; 0 = all */
-    muvox_simd simd;    /* CPU */
-    int        device;  /* CUDA */
-    void      *stream;  /* CUDA */
+    int        threads;      /* CPU; 0 = all */
+    muvox_simd simd;         /* CPU */
+    int        device;       /* CUDA */
+    void      *stream;       /* CUDA */
     char       message[256]; /* says what was wrong whenever a call does not return MUVOX_OK */
 } muvox_context;
 

@@ -23,6 +23,15 @@ class Swish(nn.Module):
         return x * torch.sigmoid(x)
 
 
+class LCBatchNorm1d(nn.Module):
+    def __init__(self, bn):
+        super().__init__()
+        self.bn = bn
+
+    def forward(self, x):
+        return self.bn(x.transpose(1, 2)).transpose(1, 2)
+
+
 class SelfAttention(nn.Module):
     def __init__(self, n_fpv, n_a):
         super().__init__()
@@ -268,6 +277,13 @@ def test_after_training_without():
 def test_twice_is_once():
     model = mnn.accelerate(mnn.accelerate(Net()))
     assert_same(step(model, muons()), step(Net(), muons()))
+
+
+def test_batch_norm_takes_every_shape():
+    x, want = muons(), LCBatchNorm1d(nn.BatchNorm1d(5)).double()(muons().flatten(0, 1))
+    for shape in ((24, 9, 5), (4, 6, 9, 5), (216, 5)):
+        norm = mnn.accelerate(LCBatchNorm1d(nn.BatchNorm1d(5)).double())
+        torch.testing.assert_close(norm(x.reshape(shape)).reshape(want.shape), want)
 
 
 def test_hooks_still_run():

@@ -169,6 +169,8 @@ def test_running_norm_takes_an_empty_batch():
 def test_wrong_number_of_channels():
     with pytest.raises(ValueError, match=r"RunningNorm: x has shape \(2, 4\)"):
         mnn.RunningNorm(3)(torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"RunningNorm: x has shape \(3,\)"):
+        mnn.RunningNorm(3)(torch.zeros(3))
     with pytest.raises(ValueError, match=r"RunningBatchNorm2d: x has shape \(2, 4, 3, 3\)"):
         mnn.RunningBatchNorm2d(3)(torch.zeros(2, 4, 3, 3))
 

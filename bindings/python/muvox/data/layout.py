@@ -3,6 +3,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import UserError
+
 FORMAT = "muvox-scans"
 VERSION = 1
 SPLITS = ("training", "validation")
@@ -31,8 +33,8 @@ COLUMNS = {
 REQUIRED = ("pred_x0", "theta_x_in", "theta_y_in", "theta_x_out", "theta_y_out", "poca_x", "poca_y", "poca_z", "dx", "dy")
 
 
-class ScanError(ValueError):
-    """A scan file that cannot be used; the message is one line that names the file and what is wrong with it."""
+class ScanError(UserError):
+    """A scan file that cannot be used; the message names the file and what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class Grid:
         index = np.indices(self.shape).reshape(3, -1).T
         return (np.asarray(self.origin) + (index + 0.5) * np.asarray(self.voxel_size)).astype(np.float32)
 
-    def corner(self, n: int) -> "Grid":
-        """The voxels with all indices below n."""
-        return Grid(tuple(min(n, side) for side in self.shape), self.origin, self.voxel_size)
+    def part(self, first: tuple[int, int, int], shape: tuple[int, int, int]) -> "Grid":
+        """The voxels from index `first` on."""
+        origin = tuple(float(o + i * size) for o, i, size in zip(self.origin, first, self.voxel_size))
+        return Grid(shape, origin, self.voxel_size)
 
     def __str__(self) -> str:
         size = " × ".join(f"{edge:g}" for edge in self.voxel_size)

@@ -10,7 +10,7 @@ from muvox.nn.attention import OffsetSelfAttention, SelfAttention
 from muvox.nn.blocks import aggregations
 from muvox.nn.collapse import graph_collapser, node_predictor
 from muvox.nn.gravnet import gaussian_potential, gravnet, gravnet_layer
-from muvox.nn.norms import running_norm
+from muvox.nn.norms import lc_batch_norm, running_norm
 from muvox.nn.sets import Block, check_rows
 
 
@@ -35,6 +35,10 @@ def _running_norm(self, x: Tensor) -> Tensor:
     return running_norm(self, x)
 
 
+def _lc_batch_norm(self, x: Tensor) -> Tensor:
+    return lc_batch_norm(self, x)
+
+
 _ATTENTION = ("q", "k", "v", "out", "n_fpv", "n_a")
 _COLLAPSER = ("f_inital", "f_final", "n_sa_layers", "gfv_pos", "flatten", "agg_methods")
 _NORM = ("sums", "sqrs", "batch", "count", "nf", "mom", "n_warmup", "eps", "weight", "bias")
@@ -50,6 +54,7 @@ FORWARDS = {
     "RunningBatchNorm1d": (_running_norm, _NORM),
     "RunningBatchNorm2d": (_running_norm, _NORM),
     "RunningBatchNorm3d": (_running_norm, _NORM),
+    "LCBatchNorm1d": (_lc_batch_norm, ("bn",)),
     "Swish": (Swish.forward, ("inplace",)),
 }
 for _forward, _ in FORWARDS.values():
@@ -60,7 +65,8 @@ def accelerate(model: nn.Module) -> nn.Module:
     """Run the LUMIN modules inside `model` on muvox's operators; changes the model in place and returns it.
 
     Modules are recognised by the name of their class and by their members (LUMIN is not imported): GravNetLayer,
-    GravNet, GraphCollapser, NodePredictor, SelfAttention, OffsetSelfAttention, RunningBatchNorm1d, 2d, 3d and Swish.
+    GravNet, GraphCollapser, NodePredictor, SelfAttention, OffsetSelfAttention, LCBatchNorm1d, RunningBatchNorm1d, 2d,
+    3d and Swish.
     Subclasses of other names and modules of other makes are left alone. Parameters, buffers, state_dict keys, hooks and
     the class stay; results agree with LUMIN's up to rounding (and the choice among neighbours at equal distance).
     A model that is pickled whole comes back with LUMIN's own forward passes: accelerate it again.

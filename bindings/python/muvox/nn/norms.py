@@ -80,10 +80,14 @@ class LCBatchNorm1d(nn.Module):
         self.bn = bn
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() == 2:
-            return self.bn(x)
-        sets = as_sets(x)
-        return self.bn(sets.transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+        return lc_batch_norm(self, x)
+
+
+def lc_batch_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """Forward pass of a module with LCBatchNorm1d's member."""
+    if x.dim() == 2:
+        return norm.bn(x)
+    return norm.bn(as_sets(x).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
 
 
 def running_coefficients(norm: nn.Module, blocks: list[tuple[Tensor, int]], rows: int, batch: int):
@@ -194,7 +198,7 @@ def _sum_over_processes(x: Tensor) -> Tensor:
 
 
 class RunningNorm(_FloatState):
-    """Running norm of (..., channels) that is sound at any batch size, a single row included.
+    """Running norm of (..., rows, channels) that is sound at any batch size, a single row included.
 
     Training and evaluation both normalise by the running mean and variance; a batch moves them by `momentum` (by 1/t in
     the t-th batch while that is larger), the variance counting the spread between batches too. In training the
@@ -248,8 +252,8 @@ class RunningNorm(_FloatState):
         return factor, self.bias.to(factor.dtype) - mean * factor
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.nf:
-            raise ValueError(f"RunningNorm: x has shape {tuple(x.shape)}, accepted is (..., {self.nf})")
+        if x.dim() < 2 or x.shape[-1] != self.nf:
+            raise ValueError(f"RunningNorm: x has shape {tuple(x.shape)}, accepted is (..., rows, {self.nf})")
         return affine(x, *self.coefficients([(x, 1)], x.numel() // self.nf, 1))
 
     def extra_repr(self) -> str:

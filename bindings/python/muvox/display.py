@@ -1,0 +1,44 @@
+"""What the command line shows: progress bars and warnings."""
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .train import Report
+
+
+@contextlib.contextmanager
+def told_warnings(tell: Callable[[str], None]) -> Iterator[None]:
+    """Passes the text of every warning to `tell`, whatever Python's filters say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *rest: tell(str(message))
+        yield
+
+
+def progress_bar(console: Console, *extra: TextColumn) -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *extra, TimeElapsedColumn(),
+                    TimeRemainingColumn(), console=console)
+
+
+@contextlib.contextmanager
+def training_progress(console: Console, steps: int) -> Iterator[Report]:
+    """A bar with loss (running mean) and block AUC, and a line for every evaluation; yields what `train` reports to."""
+    columns = TextColumn("loss {task.fields[loss]}"), TextColumn("block AUC {task.fields[auc]}")
+    with progress_bar(console, *columns) as progress:
+        task = progress.add_task("training", total=steps, loss="–", auc="–")
+        mean, shown = 0.0, {}
+
+        def report(step: int, loss: float, metrics: dict) -> None:
+            nonlocal mean, shown
+            mean += (loss - mean) * max(0.04, 1 / step)
+            if metrics and metrics is not shown:
+                shown = metrics
+                console.print(f"step {step}: loss {mean:.3f}; validation: loss {metrics['loss']:.3f}, accuracy "
+                              f"{metrics['accuracy']:.3f}, block AUC {metrics['auc']:.3f}", highlight=False, soft_wrap=True)
+            auc = f"{metrics['auc']:.3f}" if metrics else "–"
+            progress.update(task, completed=step, loss=f"{mean:.3f}", auc=auc)
+
+        yield report

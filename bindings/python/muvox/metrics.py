@@ -1,0 +1,49 @@
+"""How well a map finds the blocks of a volume."""
+import numpy as np
+import torch
+
+
+def rise(score: np.ndarray) -> np.ndarray:
+    """(volumes, voxels) score minus the median of its volume: comparable between volumes of different backgrounds."""
+    return score - np.median(score, axis=1, keepdims=True)
+
+
+def expected_log_x0(logp: np.ndarray, x0) -> np.ndarray:
+    """(volumes, classes, voxels) log-probabilities and radiation lengths of the classes, m -> (volumes, voxels) E[ln X0]."""
+    return np.einsum("vcn,c->vn", np.exp(logp.astype(np.float64)), np.log(np.asarray(x0, np.float64)))
+
+
+def roc_auc(score: np.ndarray, truth: np.ndarray) -> float:
+    """Area under the ROC curve of all entries together, ties counted half; NaN unless both classes are there.
+
+    NaN scores are refused with a ValueError.
+    """
+    from torchmetrics.functional.classification import binary_auroc
+
+    score, truth = np.asarray(score, np.float64).ravel(), np.asarray(truth, bool).ravel()
+    if np.isnan(score).any():
+        raise ValueError("a score is NaN")
+    if truth.all() or not truth.any():
+        return float("nan")
+    # torchmetrics takes scores outside 0..1 for logits and squashes them: ranks in 0..1 keep order and ties.
+    rank = np.unique(score, return_inverse=True)[1].reshape(-1) / len(score)
+    return float(binary_auroc(torch.from_numpy(rank), torch.from_numpy(truth).long()))
+
+
+def block_auc(logp: np.ndarray, x0, block: np.ndarray) -> float:
+    """ROC AUC of "this voxel is not background" by the fall of E[ln X0] below the volume's median."""
+    return roc_auc(rise(-expected_log_x0(logp, x0)), block)
+
+
+def evaluate(logp: np.ndarray, material: np.ndarray, block: np.ndarray, x0, weights: tuple[float, float]) -> dict[str, float]:
+    """Loss, accuracy and block AUC.
+
+    `logp` (volumes, classes, voxels); `material` and `block` (volumes, voxels); `weights` of background and block voxels
+    in the loss, as in `muvox.train.voxel_loss`.
+    """
+    nll = -np.take_along_axis(logp, material[:, None].astype(np.int64), axis=1)[:, 0]
+    return dict(
+        loss=float((np.where(block, weights[1], weights[0]) * nll).mean()),
+        accuracy=float((logp.argmax(1) == material).mean()),
+        auc=block_auc(logp, x0, block),
+    )

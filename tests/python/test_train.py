@@ -1,0 +1,213 @@
+"""Training and prediction: the recipe's parts by hand, empty and nearly empty volumes, repeatability, checkpoints."""
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from muvox import checkpoint as checkpoints
+from muvox.checkpoint import CheckpointError
+from muvox.data import COLUMNS, Grid, ScanError, Scans, Volume, write_scans
+from muvox.data.features import MUON_COLUMNS, muon_features, voxel_features
+from muvox.predict import MismatchError, predict, predict_volume
+from muvox.train import Settings, TrainingError, class_weights, one_cycle, train, turn, voxel_loss
+
+DATA = Path(__file__).parents[1] / "data"
+TINY, SAMPLE = DATA / "tiny.h5", DATA / "x0net250-sample.h5"
+QUICK = Settings(steps=3, batch=3, muons=8, crop=3, seed=5, evaluations=1)
+
+
+def run(settings=QUICK, out=None, **changes):
+    """Trains on tiny.h5, where two volumes are empty and others have 2 or 6 muons."""
+    with Scans(TINY, MUON_COLUMNS) as scans, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return train(scans, dataclasses.replace(settings, **changes), out)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run on one thread, its folder."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("run")
+    return run(out=folder), folder
+
+
+def test_loss_by_hand():
+    logp = torch.log(torch.tensor([[[0.5, 0.2], [0.5, 0.8]]]))  # (1, 2 classes, 2 voxels)
+    loss = voxel_loss(logp, torch.tensor([[0, 1]]), torch.tensor([[False, True]]), (0.6, 4.0))
+    assert loss.item() == pytest.approx(-(0.6 * np.log(0.5) + 4 * np.log(0.8)) / 2)
+    background, block = class_weights(0.07)
+    assert 0.93 * background == pytest.approx(0.5) and 0.07 * block == pytest.approx(0.5)
+    assert class_weights(0.0) == class_weights(1.0) == (1.0, 1.0)
+
+
+def test_learning_rate_follows_one_cycle():
+    rates = [one_cycle(step, 100, 0.01) for step in range(100)]
+    assert rates[0] == pytest.approx(1e-4) and max(rates) == rates[25] == pytest.approx(0.01)
+    assert rates[62] == pytest.approx((0.01 + 1e-4) / 2, rel=0.03) and rates[99] < 2e-4
+    assert rates[:26] == sorted(rates[:26]) and rates[25:] == sorted(rates[25:], reverse=True)
+
+
+@pytest.mark.parametrize("flips", [(x, y, s) for x in (0, 1) for y in (0, 1) for s in (0, 1)])
+def test_mirrored_muons_see_the_mirrored_volume(flips):
+    """What a voxel sees of a muon is, after mirroring both, what its image sees: distances stay, x and y components move."""
+    grid = Grid((4, 4, 3), (-0.3, 0.1, 0.4), (0.1, 0.1, 0.2))
+    rng = np.random.default_rng(1)
+    muons = rng.normal(scale=0.05, size=(7, len(MUON_COLUMNS))).astype(np.float32)
+    muons[:, MUON_COLUMNS.index("pred_x0")] = rng.random(7)
+    muons[:, 7:] = rng.uniform((-0.3, 0.1, 0.4), (0.1, 0.5, 1.0), (7, 3))
+    numbers = np.arange(48).reshape(grid.shape)
+    moved, numbers_moved = turn(muons, numbers, grid, *map(bool, flips))
+    centres = torch.from_numpy(grid.centres())
+    before, after = (voxel_features(torch.from_numpy(muon_features(m)), centres).numpy() for m in (muons, moved))
+    after = after[np.argsort(numbers_moved.ravel())]  # row n: the voxel that voxel n has become
+    flip_x, flip_y, swap = flips
+    signs = np.array([1, 1, 1 - 2 * flip_x, 1 - 2 * flip_y, 1, 1 - 2 * flip_x, 1 - 2 * flip_y, 1, 1])
+    order = [1, 0, 3, 2, 4, 6, 5, 7, 8] if swap else list(range(9))
+    np.testing.assert_allclose(after, (before * signs)[..., order], atol=2e-5)
+
+
+def test_few_and_no_muons_are_trained_on(trained):
+    state, _ = trained
+    assert len(state.history["loss"]) == 3 and np.isfinite(state.history["loss"]).all()
+    assert np.isfinite(state.history["validation"][-1]["loss"])
+    with Scans(TINY, MUON_COLUMNS) as scans:
+        with pytest.warns(UserWarning, match="1 of 8 training volumes have no muons and are left out"):
+            train(scans, dataclasses.replace(QUICK, steps=1))
+        for index in range(len(scans)):
+            for muons in (0, 8):
+                logp = predict_volume(state, scans, index, muons)
+                assert logp.shape == (5, 216) and np.isfinite(logp).all(), (index, muons)
+                np.testing.assert_allclose(np.exp(logp).sum(0), 1, rtol=1e-5)
+        empty = predict_volume(state, scans, 1)
+    np.testing.assert_allclose(empty, np.repeat(np.float32(state.prior)[:, None], 216, 1))
+
+
+def test_the_prior_is_the_weighted_share_of_each_material(trained):
+    state, _ = trained
+    with Scans(TINY) as scans:
+        share = np.zeros((2, 5))
+        for index in (0, 2, 3, 4, 5, 6, 7):  # the training volumes with muons
+            block = scans.material(index) != scans.background[index]
+            for kind in (0, 1):
+                share[kind] += np.bincount(scans.material(index)[block == kind], minlength=5)
+    expected = (share / share.sum(1, keepdims=True)).mean(0)
+    np.testing.assert_allclose(np.exp(state.prior), expected, atol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_losses_bit_for_bit(trained):
+    state, _ = trained
+    again, other = run(), run(seed=6)
+    assert again.history["loss"] == state.history["loss"]
+    for key, value in state.net.state_dict().items():
+        assert torch.equal(value, again.net.state_dict()[key]), key
+    assert other.history["loss"] != state.history["loss"]
+
+
+def test_training_learns():
+    """Ten steps on two volumes with the rate at its peak from the third step on bring the loss down."""
+    with Scans(SAMPLE, MUON_COLUMNS) as scans:
+        scans.split = np.ones_like(scans.split)
+        scans.split[:2] = 0
+        settings = Settings(steps=40, batch=2, muons=32, crop=3, mirror=False, lr=1e-2, evaluations=1, validation=1)
+        loss = train(scans, settings).history["loss"]
+    assert np.mean(loss[-10:]) < 0.6 * np.mean(loss[:5])
+
+
+@pytest.mark.parametrize("norm", ["batch", "lumin"])
+def test_checkpoints_give_the_same_predictions(tmp_path, norm):
+    state = run(norm=norm, out=tmp_path)
+    loaded = checkpoints.load(tmp_path / "last.pt")
+    assert (loaded.grid, loaded.materials, loaded.norm, loaded.step) == (state.grid, state.materials, norm, 3)
+    assert loaded.history["loss"] == state.history["loss"]
+    assert not loaded.net.training
+    with Scans(TINY, MUON_COLUMNS) as scans:
+        assert np.array_equal(predict_volume(loaded, scans, 4), predict_volume(state, scans, 4))
+
+
+def test_best_is_the_checkpoint_with_the_lowest_validation_loss(tmp_path):
+    state = run(steps=6, evaluations=6, lr=0.05, out=tmp_path)
+    losses = [entry["loss"] for entry in state.history["validation"]]
+    assert [entry["step"] for entry in state.history["validation"]] == [1, 2, 3, 4, 5, 6]
+    best, last = checkpoints.load(tmp_path / "best.pt"), checkpoints.load(tmp_path / "last.pt")
+    assert best.step == 1 + int(np.argmin(losses)) and last.step == 6
+
+
+def test_training_without_validation_volumes(tmp_path):
+    with Scans(TINY, MUON_COLUMNS) as scans, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scans.split = np.zeros_like(scans.split)
+        state = train(scans, QUICK, tmp_path)
+    assert state.history["validation"] == [{"step": 3}]
+    assert checkpoints.load(tmp_path / "best.pt").step == checkpoints.load(tmp_path / "last.pt").step == 3
+
+
+def test_what_cannot_be_trained_on_is_refused(tmp_path):
+    with Scans(TINY) as scans:
+        known = list(scans.volumes())
+        bare = [Volume(v.muons, v.volume_id, v.split) for v in known]
+        write_scans(tmp_path / "bare.h5", bare, scans.grid)
+        empty = [dataclasses.replace(v, muons=v.muons[:0]) for v in known]
+        write_scans(tmp_path / "empty.h5", empty, scans.grid, scans.materials)
+    for name, words in {"bare.h5": "no truth", "empty.h5": "no training volume with muons"}.items():
+        with Scans(tmp_path / name, MUON_COLUMNS) as scans, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(ScanError, match=words):
+                train(scans, QUICK)
+    with pytest.raises(TrainingError, match="the loss is .* at step"):
+        run(steps=20, lr=1e30)
+
+
+def test_damaged_checkpoints_are_refused(tmp_path, trained):
+    _, folder = trained
+    content = (folder / "last.pt").read_bytes()
+    (tmp_path / "short.pt").write_bytes(content[:len(content) // 2])
+    (tmp_path / "text.pt").write_text("weights")
+    torch.save({"weights": torch.ones(3)}, tmp_path / "foreign.pt")
+    saved = torch.load(folder / "last.pt", weights_only=True)
+    torch.save({k: v for k, v in saved.items() if k != "grid"}, tmp_path / "incomplete.pt")
+    torch.save(dict(saved, version=9), tmp_path / "later.pt")
+    saved["net"].popitem()
+    torch.save(saved, tmp_path / "weights.pt")
+    for name, words in {"short.pt": "not a checkpoint, or a damaged one", "text.pt": "not a checkpoint", "none.pt": "no such file",
+                        "foreign.pt": "not a muvox checkpoint", "incomplete.pt": "incomplete checkpoint",
+                        "later.pt": "version 9", "weights.pt": "incomplete checkpoint"}.items():
+        with pytest.raises(CheckpointError, match=words) as error:
+            checkpoints.load(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+
+def test_predictions_are_written(tmp_path, trained):
+    state, _ = trained
+    with Scans(TINY, MUON_COLUMNS) as scans:
+        predict(state, scans, tmp_path / "out.h5", muons=8, seed=3)
+        expected = predict_volume(state, scans, 4, 8, 3)
+        alone = tmp_path / "alone.h5"
+        write_scans(alone, [Scans(TINY).volume(4)], scans.grid, scans.materials)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert list(file["volume_id"]) == list(range(12))
+        assert file["log_probability"].shape == (12, 5, 6, 6, 6)
+        np.testing.assert_array_equal(file["log_probability"][4].reshape(5, -1), expected)
+        mean = np.tensordot(np.log(file.attrs["x0"]), np.exp(file["log_probability"][4].astype(float)), 1)
+        np.testing.assert_allclose(file["expected_log_x0"][4], mean, rtol=1e-5)
+        assert np.isfinite(file["log_probability"][:]).all()
+        assert file.attrs["format"] == "muvox-prediction" and list(file.attrs["materials"]) == list(state.materials.names)
+    with Scans(alone, MUON_COLUMNS) as scans:  # what else is in the file does not matter, volume_id seeds the draw
+        np.testing.assert_array_equal(predict_volume(state, scans, 0, 8, 3), expected)
+
+
+def test_network_and_scan_must_agree(tmp_path, trained):
+    state, _ = trained
+    with Scans(SAMPLE, MUON_COLUMNS) as scans, pytest.raises(MismatchError, match="the scan has 5 × 5 × 5 .* trained on 6 × 6 × 6"):
+        predict(state, scans, tmp_path / "out.h5")
+    with Scans(TINY) as scans:
+        other = dataclasses.replace(scans.materials, names=("a", "b", "c", "d", "e"))
+        write_scans(tmp_path / "scan.h5", scans.volumes([0]), scans.grid, other)
+    with Scans(tmp_path / "scan.h5", MUON_COLUMNS) as scans, pytest.raises(MismatchError, match="materials a, b, c, d, e"):
+        predict(state, scans, tmp_path / "out.h5")
+    assert not (tmp_path / "out.h5").exists()
+    assert len(MUON_COLUMNS) < len(COLUMNS)
