@@ -1,8 +1,13 @@
 """One call of every registered operator, forward and backward, for the tests of what holds for all of them."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 
-import muvox  # noqa: F401  (registers them)
+import muvox
 
 MEAN_MAX, INF = 0x21, float("inf")
 NONE = torch.empty(0, dtype=torch.int64)
@@ -140,3 +145,16 @@ def assert_equal(found, expected):
     assert len(found) == len(expected)
     for a, b in zip(found, expected):
         assert torch.equal(a, b)
+
+
+def in_fresh_process(program):
+    path = os.pathsep.join([str(Path(muvox.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

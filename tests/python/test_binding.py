@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import muvox
 from muvox import _library
-from op_calls import FORMS, OPS, arguments, as_tuple, assert_equal, backward_arguments, differentiable, draw, operator, run
+from op_calls import (
+    FORMS,
+    OPS,
+    arguments,
+    as_tuple,
+    assert_equal,
+    backward_arguments,
+    differentiable,
+    draw,
+    in_fresh_process,
+    operator,
+    run,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -264,19 +275,6 @@ out.sum().backward()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     assert int(in_fresh_process(program)) < 96 * 1024
-
-
-def in_fresh_process(program):
-    path = os.pathsep.join([str(Path(muvox.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_obeys_the_number_of_threads():
