@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import muvox

@@ -81,7 +81,7 @@ def flatten(op, splits, rows, columns=None, splits_name="splits"):
         layout = Layout(x.shape[:-2], None)
         splits = none = torch.empty(0, dtype=torch.int64, device=x.device)
     else:
-        if not isinstance(splits, torch.Tensor) or splits.numel() == 0:
+        if not isinstance(splits, torch.Tensor) or (not torch.jit.is_tracing() and splits.numel() == 0):
             got = "empty" if isinstance(splits, torch.Tensor) else type(splits).__name__
             raise ValueError(
                 f"muvox.{op}: {splits_name} is {got}, expected a tensor of one value more than there are sets"
