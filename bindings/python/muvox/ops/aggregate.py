@@ -3,6 +3,7 @@
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _second_order as second
 from muvox.ops import _register as register
 from muvox.ops._vmap import register_vmap
 
@@ -90,8 +91,21 @@ def _flops_backward(grad_out, feats, neighbours, weights, splits, winners, aggre
     return neighbours.numel() * feats.shape[-1] * (4 + common.blocks(aggregates))
 
 
+def _blocks(grad_out, feats, neighbours, weights, splits, winners, aggregates, wanted):
+    numbers, ranks = second.row_numbers(neighbours, splits), second.flat(winners, splits)
+    for rows in second.row_slices(len(numbers), numbers.shape[1] * feats.shape[-1]):
+        j, found = numbers[rows], numbers[rows] >= 0
+
+        def forward(x, rows=rows, j=j, found=found):
+            feats, weights = x
+            messages = torch.where(found, weights[rows], 0)[..., None] * second.neighbour_rows(feats, j, found)
+            return [second.aggregate(messages, found, ranks[rows] if second.given(winners) else ranks, aggregates)]
+
+        yield forward, (lambda g, rows=rows: second.flat(g, splits)[rows]), (lambda x: second.flat(x, splits),) * 2
+
+
 register.register_autograd("aggregate", _backward, _setup)
-register.refuse_second_derivative("aggregate")
+second.register("aggregate", grads=(0,), inputs=(1, 3), blocks=_blocks)
 register.register_autocast("aggregate", places=(0,))
 register.register_flops("aggregate", _flops, _flops_backward)
 register_vmap("aggregate", splits=(3,))

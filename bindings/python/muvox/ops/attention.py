@@ -5,6 +5,7 @@ import math
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _second_order as second
 from muvox.ops import _register as register
 from muvox.ops._vmap import register_vmap
 
@@ -106,8 +107,37 @@ def _flops_backward(grad_out, grad_lse, q, k, v, splits, *_):
     return 2 * (3 * q.shape[-1] + 2 * v.shape[-1]) * register.pairs(splits, q)
 
 
+def _blocks(
+    grad_out, grad_lse, q, k, v, splits, bias, mask, row_weights, out, lse, scale, wanted
+):
+    scale = 1 / math.sqrt(q.shape[-1]) if math.isnan(scale) else scale
+    for of_rows, _, M in second.over_sets(splits, q, lambda M: M * M):
+        valid = of_rows(mask) if second.given(mask) else None
+        for rows in second.row_slices(M, M):
+
+            def forward(x, rows=rows, valid=valid):
+                q, k, v, bias, weights = (second.masked(y, valid) for y in x)
+                score = scale * q[:, rows] @ k.mT
+                if bias is not None:
+                    score = score + bias[:, None]
+                factor = torch.ones_like(score) if weights is None else weights[:, None].expand_as(score)
+                factor = factor if valid is None else torch.where(valid[:, None], factor, 0)
+                top = score.detach().masked_fill(factor == 0, -math.inf).amax(-1, keepdim=True)
+                top = torch.where(top == -math.inf, 0, top)
+                share = factor * torch.exp(score - top)
+                total = share.sum(-1)
+                some = (total != 0) if valid is None else (total != 0) & valid[:, rows]
+                total = torch.where(some, total, 1)
+                return [
+                    torch.where(some[..., None], share @ v / total[..., None], 0),
+                    torch.where(some, top.squeeze(-1) + total.log(), 0),
+                ]
+
+            yield forward, (lambda g, of_rows=of_rows, rows=rows: of_rows(g)[:, rows]), (of_rows,) * 5
+
+
 register.register_autograd("attention", _backward, _setup)
-register.refuse_second_derivative("attention")
+second.register("attention", grads=(0, 1), inputs=(2, 3, 4, 6, 8), blocks=_blocks)
 register.register_autocast("attention", places=(0, 1, 2))
 register.register_flops("attention", _flops, _flops_backward)
 register_vmap("attention", splits=(3,))

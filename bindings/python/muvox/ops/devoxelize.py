@@ -3,6 +3,7 @@
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _second_order as second
 from muvox.ops import _register as register
 from muvox.ops._vmap import register_vmap
 
@@ -72,8 +73,23 @@ def _backward(ctx, grad_out):
     return grad_feats, None, grad_weights
 
 
+def _blocks(grad_out, feats, index, weights, wanted):
+    S = feats.shape[0]
+    for rows in second.row_slices(len(index), index.shape[1] * feats.shape[1]):
+        number = index[rows].long()
+        found = (number >= 0) & (number < S)
+        number = torch.where(found, number, -1)
+
+        def forward(x, rows=rows, number=number, found=found):
+            feats, weights = x
+            near = second.neighbour_rows(feats, number, found) if S else feats.new_zeros(*number.shape, feats.shape[1])
+            return [(torch.where(found, weights[rows], 0)[..., None] * near).sum(1)]
+
+        yield forward, (lambda g, rows=rows: g[rows]), (lambda x: x,) * 2
+
+
 register.register_autograd("devoxelize", _backward, _setup)
-register.refuse_second_derivative("devoxelize")
+second.register("devoxelize", grads=(0,), inputs=(1, 3), blocks=_blocks)
 register.register_autocast("devoxelize", places=(0,))
 register.register_flops(
     "devoxelize",

@@ -3,6 +3,7 @@
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _second_order as second
 from muvox.ops import _register as register
 from muvox.ops._vmap import register_vmap
 
@@ -129,8 +130,26 @@ def _flops_backward(grad_out, coords, feats, splits, row_weights, neighbours, wi
     return neighbours.numel() * (7 * coords.shape[-1] + feats.shape[-1] * (4 + common.blocks(aggregates)))
 
 
+def _blocks(grad_out, coords, feats, splits, row_weights, neighbours, winners, scale, aggregates, mean_by_k, wanted):
+    numbers, ranks = second.row_numbers(neighbours, splits), second.flat(winners, splits)
+    k = numbers.shape[1]
+    for rows in second.row_slices(len(numbers), k * (coords.shape[-1] + feats.shape[-1])):
+        j, found = numbers[rows], numbers[rows] >= 0
+
+        def forward(x, rows=rows, j=j, found=found):
+            coords, feats, row_weights = x
+            weight = torch.exp(-scale * second.squared_distance(coords[rows], second.neighbour_rows(coords, j, found), found))
+            if row_weights is not None:
+                weight = weight * second.neighbour_rows(row_weights, j, found)
+            messages = weight[..., None] * second.neighbour_rows(feats, j, found)
+            won = ranks[rows] if second.given(winners) else ranks
+            return [second.aggregate(messages, found, won, aggregates, mean_by_k)]
+
+        yield forward, (lambda g, rows=rows: second.flat(g, splits)[rows]), (lambda x: second.flat(x, splits),) * 3
+
+
 register.register_autograd("gravnet", _backward, _setup)
-register.refuse_second_derivative("gravnet")
+second.register("gravnet", grads=(0,), inputs=(1, 2, 4), blocks=_blocks)
 register.register_autocast("gravnet", places=(1,))
 register.register_flops("gravnet", _flops, _flops_backward)
 register_vmap("gravnet", splits=(2,))

@@ -5,6 +5,7 @@ import math
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _second_order as second
 from muvox.ops import _register as register
 from muvox.ops._vmap import register_vmap
 
@@ -173,8 +174,23 @@ def _flops_backward(grad_distance2, coords, *_):
     return 4 * coords.shape[-1] * grad_distance2.numel()
 
 
+def _blocks(grad_distance2, coords, queries, splits, query_splits, neighbours, cross, wanted):
+    own = query_splits if cross else splits
+    rows_of_set = coords.shape[1] if splits.numel() == 0 else None
+    numbers = second.row_numbers(neighbours, own, splits, rows_of_set)
+    inputs = (lambda x: second.flat(x, splits)), (lambda x: second.flat(x, own))
+    for rows in second.row_slices(len(numbers), numbers.shape[1] * coords.shape[-1]):
+        j, found = numbers[rows], numbers[rows] >= 0
+
+        def forward(x, rows=rows, j=j, found=found):
+            asking = (x[1] if cross else x[0])[rows]
+            return [second.squared_distance(asking, second.neighbour_rows(x[0], j, found), found)]
+
+        yield forward, (lambda g, rows=rows: second.flat(g, own)[rows]), inputs
+
+
 register.register_autograd("knn", _backward, _setup)
-register.refuse_second_derivative("knn")
+second.register("knn", grads=(0,), inputs=(1, 2), blocks=_blocks)
 register.register_flops("knn", _flops, _flops_backward)
 register_vmap("knn", splits=(2, 3))
 register_vmap("knn_backward", splits=(3, 4))

@@ -1,8 +1,11 @@
 """Offset attention over the rows of each set: softmax over the queries, then each row divided by its sum."""
 
+import math
+
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _second_order as second
 from muvox.ops import _register as register
 from muvox.ops._vmap import register_vmap
 
@@ -84,8 +87,30 @@ def _flops_backward(grad_out, q, k, v, splits, *_):
     return 2 * (4 * q.shape[-1] + 3 * v.shape[-1]) * register.pairs(splits, q)
 
 
+def _blocks(grad_out, q, k, v, splits, mask, out, column_lse, log_sum, scale, eps, wanted):
+    # Columns tie all rows of a set together: the block is the set.
+    for of_rows, _, M in second.over_sets(splits, q, lambda M: M * M):
+        valid = of_rows(mask) if second.given(mask) else None
+
+        def forward(x, valid=valid):
+            q, k, v = (second.masked(y, valid) for y in x)
+            score = scale * q @ k.mT
+            if valid is not None:
+                score = score.masked_fill(~valid[..., None], -math.inf)
+            top = score.detach().amax(-2, keepdim=True)
+            top = torch.where(top == -math.inf, 0, top)
+            share = torch.exp(score - top)
+            share = share / torch.where(share.sum(-2, keepdim=True) == 0, 1, share.sum(-2, keepdim=True))
+            if valid is not None:
+                share = torch.where(valid[:, None], share, 0)
+            total = share.sum(-1, keepdim=True) + eps
+            return [torch.where(total == 0, 0, share @ v / torch.where(total == 0, 1, total))]
+
+        yield forward, of_rows, (of_rows,) * 3
+
+
 register.register_autograd("offset_attention", _backward, _setup)
-register.refuse_second_derivative("offset_attention")
+second.register("offset_attention", grads=(0,), inputs=(1, 2, 3), blocks=_blocks)
 register.register_autocast("offset_attention", places=(0, 1, 2))
 register.register_flops("offset_attention", _flops, _flops_backward)
 register_vmap("offset_attention", splits=(3,))

@@ -3,6 +3,7 @@
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _second_order as second
 from muvox.ops import _register as register
 from muvox.ops._vmap import register_vmap
 
@@ -85,8 +86,34 @@ def _flops_backward(grad_out, x, splits, mask, row_weights, winners, aggregates,
     return x.numel() * common.blocks(aggregates)
 
 
+def _blocks(grad_out, x, splits, mask, row_weights, winners, aggregates, wanted):
+    F = x.shape[-1]
+    for of_rows, of_sets, M in second.over_sets(splits, x, lambda M: M * F):
+        valid = of_rows(mask) if second.given(mask) else None
+        rank = of_sets(winners) if second.given(winners) else None
+
+        def forward(y, valid=valid, rank=rank):
+            x, weights = second.masked(y[0], valid), second.masked(y[1], valid)
+            if weights is None:
+                weights = torch.ones_like(x[..., 0]) if valid is None else valid.to(x.dtype)
+            outputs, block = [], 0
+            for kind in second.kinds(aggregates):
+                if kind in (1, 4):
+                    sums, total = (weights[..., None] * x).sum(1), weights.sum(1)[:, None]
+                    mean = torch.where(total == 0, 0, sums / torch.where(total == 0, 1, total))
+                    outputs.append(mean if kind == 1 else sums)
+                    continue
+                row = rank[:, block * F : (block + 1) * F].long()
+                won = torch.where(row < 0, 0, x.gather(1, row.clamp(min=0)[:, None]).squeeze(1))
+                outputs.append(won if kind == 2 else won.abs())
+                block += 1
+            return [torch.cat(outputs, -1)]
+
+        yield forward, of_sets, (of_rows,) * 2
+
+
 register.register_autograd("pool", _backward, _setup)
-register.refuse_second_derivative("pool")
+second.register("pool", grads=(0,), inputs=(1, 4), blocks=_blocks)
 register.register_autocast("pool", places=(0,))
 register.register_flops("pool", _flops, _flops_backward)
 register_vmap("pool", splits=(1,))

@@ -3,6 +3,7 @@
 import torch
 
 from muvox.ops import _common as common
+from muvox.ops import _second_order as second
 from muvox.ops import _register as register
 from muvox.ops._vmap import register_vmap
 
@@ -76,8 +77,23 @@ def _backward(ctx, grad_weights, _index):
     return torch.ops.muvox.trilinear_weights_backward(grad_weights, *ctx.saved_tensors, *ctx.grid), *(None,) * 9
 
 
+def _blocks(grad_weights, points, *grid):
+    origin, size, shape = (torch.tensor(grid[a : a + 3], dtype=torch.float64, device=points.device) for a in (0, 3, 6))
+    upper = torch.tensor([[c >> 2, c >> 1 & 1, c & 1] for c in range(8)], device=points.device)
+    for rows in second.row_slices(len(points), 24):
+
+        def forward(x, rows=rows):
+            u = (x[0][rows] - origin.to(x[0])) / size.to(x[0]) - 0.5
+            low = u.detach().floor()
+            t, corner = (u - low)[:, None], low[:, None] + upper
+            inside = ((corner >= 0) & (corner < shape.to(x[0]))).all(-1)
+            return [torch.where(inside, torch.where(upper == 1, t, 1 - t).prod(-1), 0)]
+
+        yield forward, (lambda g, rows=rows: g[rows]), (lambda x: x,)
+
+
 register.register_autograd("trilinear_weights", _backward, _setup)
-register.refuse_second_derivative("trilinear_weights")
+second.register("trilinear_weights", grads=(0,), inputs=(1,), blocks=_blocks)
 register.register_flops(
     "trilinear_weights",
     lambda points, *grid: 25 * points.shape[0],

@@ -87,8 +87,15 @@ def _backward(ctx, grad_out):
     return torch.ops.muvox.voxelize_backward(grad_out, *ctx.saved_tensors), None, None
 
 
+def _twice(ctx, outer):
+    """voxelize_backward is linear in grad_out, and voxelize is its transpose."""
+    if outer is None or not ctx.needs_input_grad[0]:
+        return None, None, None
+    return torch.ops.muvox.voxelize(outer, *ctx.saved_tensors), None, None
+
+
 register.register_autograd("voxelize", _backward, _setup)
-register.refuse_second_derivative("voxelize")
+register.register_autograd("voxelize_backward", _twice, _setup)
 register.register_autocast("voxelize", places=(0,))
 register.register_flops(
     "voxelize",
