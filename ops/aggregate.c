@@ -9,7 +9,7 @@
 
 static muvox_status check(muvox_context *ctx, const muvox_aggregate *op)
 {
-    const int64_t N = op->sets.rows, F = op->feats.cols, k = op->neighbours.cols;
+    const int64_t N = op->sets.rows, k = op->neighbours.cols;
 
     FORWARD(check_call(ctx, "aggregate", op->struct_size, sizeof *op));
     FORWARD(check_floating(ctx, "aggregate", "feats", op->feats.dtype));
@@ -22,13 +22,20 @@ static muvox_status check(muvox_context *ctx, const muvox_aggregate *op)
     FORWARD(check_matrix(ctx, "aggregate", "feats", &op->feats, N, -1));
     FORWARD(check_matrix(ctx, "aggregate", "neighbours", &op->neighbours, N, -1));
     FORWARD(check_matrix(ctx, "aggregate", "weights", &op->weights, N, k));
-    FORWARD(check_row_output(ctx, "aggregate", "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F,
-                             op->feats.dtype));
-    FORWARD(check_row_output(ctx, "aggregate", "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
-                             rank_dtype(k)));
     FORWARD(check_sets(ctx, "aggregate", &op->sets));
     return check_neighbours(ctx, "aggregate", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
                             k, &op->sets, &op->sets);
+}
+
+static muvox_status check_forward(muvox_context *ctx, const muvox_aggregate *op)
+{
+    const int64_t F = op->feats.cols, k = op->neighbours.cols;
+
+    FORWARD(check(ctx, op));
+    FORWARD(check_row_output(ctx, "aggregate", "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F,
+                             op->feats.dtype));
+    return check_row_output(ctx, "aggregate", "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
+                            rank_dtype(k));
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_aggregate *op)
@@ -36,7 +43,9 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_aggregate *op
     const int64_t N = op->sets.rows, F = op->feats.cols;
 
     FORWARD(check(ctx, op));
-    if (winner_count(op->aggregates)) FORWARD(check_given(ctx, "aggregate", "winners", &op->winners, N));
+    if (winner_count(op->aggregates))
+        FORWARD(check_saved(ctx, "aggregate", "winners", &op->winners, N, winner_count(op->aggregates) * F,
+                            rank_dtype(op->neighbours.cols)));
     FORWARD(check_matrix(ctx, "aggregate", "grad_out", &op->grad_out, N, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "aggregate", "grad_out", op->grad_out.dtype, "feats", op->feats.dtype));
     FORWARD(check_row_output(ctx, "aggregate", "grad_feats", &op->grad_feats, &op->sets, F, op->feats.dtype));
@@ -202,7 +211,7 @@ muvox_status muvox_aggregate_forward(muvox_context *ctx, const muvox_aggregate *
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_forward(ctx, op));
     FORWARD(kernels_for(ctx, "aggregate", op->feats.dtype, &kernels));
     return kernels->aggregate_forward(ctx, op);
 }

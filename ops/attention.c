@@ -21,8 +21,6 @@ static muvox_status check(muvox_context *ctx, const muvox_attention *op)
     FORWARD(check_matrix(ctx, "attention", "q", &op->q, N, -1));
     FORWARD(check_matrix(ctx, "attention", "k", &op->k, N, op->q.cols));
     FORWARD(check_matrix(ctx, "attention", "v", &op->v, N, -1));
-    FORWARD(check_row_output(ctx, "attention", "out", &op->out, &op->sets, op->v.cols, op->q.dtype));
-    FORWARD(check_row_output(ctx, "attention", "lse", &op->lse, &op->sets, 1, statistics));
     REQUIRE(!isinf(op->scale), MUVOX_BAD_ARGUMENT, "attention: scale is %g, expected a finite number", op->scale);
     FORWARD(check_mask(ctx, "attention", &op->mask, N));
     if (op->bias.data) {
@@ -34,13 +32,20 @@ static muvox_status check(muvox_context *ctx, const muvox_attention *op)
     return check_row_weights(ctx, "attention", &op->row_weights, statistics, &op->sets);
 }
 
+static muvox_status check_forward(muvox_context *ctx, const muvox_attention *op)
+{
+    FORWARD(check(ctx, op));
+    FORWARD(check_row_output(ctx, "attention", "out", &op->out, &op->sets, op->v.cols, op->q.dtype));
+    return check_row_output(ctx, "attention", "lse", &op->lse, &op->sets, 1, wide_dtype(op->q.dtype));
+}
+
 static muvox_status check_backward(muvox_context *ctx, const muvox_attention *op)
 {
     const int64_t N = op->sets.rows, A = op->q.cols, C = op->v.cols;
 
     FORWARD(check(ctx, op));
-    FORWARD(check_given(ctx, "attention", "out", &op->out, N));
-    FORWARD(check_given(ctx, "attention", "lse", &op->lse, N));
+    FORWARD(check_saved(ctx, "attention", "out", &op->out, N, C, op->q.dtype));
+    FORWARD(check_saved(ctx, "attention", "lse", &op->lse, N, 1, wide_dtype(op->q.dtype)));
     FORWARD(check_matrix(ctx, "attention", "grad_out", &op->grad_out, N, C));
     FORWARD(check_same_dtype(ctx, "attention", "grad_out", op->grad_out.dtype, "v", op->v.dtype));
     if (op->grad_lse.data) {
@@ -190,7 +195,7 @@ muvox_status muvox_attention_forward(muvox_context *ctx, const muvox_attention *
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_forward(ctx, op));
     FORWARD(kernels_for(ctx, "attention", op->q.dtype, &kernels));
     return kernels->attention_forward(ctx, op);
 }

@@ -110,11 +110,17 @@ muvox_status check_row_output(muvox_context *ctx, const char *op, const char *na
     return MUVOX_OK;
 }
 
-muvox_status check_given(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows)
+muvox_status check_saved(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows,
+                         int64_t cols, muvox_dtype dtype)
 {
+    const muvox_matrix saved = {m->data, m->dtype, m->rows, m->cols, m->row_stride, m->set_stride};
+
     REQUIRE(m->data || rows == 0, MUVOX_BAD_ARGUMENT, "%s: backward needs %s, which forward was not asked for", op,
             name);
-    return MUVOX_OK;
+    if (!m->data) return MUVOX_OK;
+    REQUIRE(m->dtype == dtype, MUVOX_BAD_DTYPE, "%s: %s is %s, expected %s", op, name, dtype_name(m->dtype),
+            dtype_name(dtype));
+    return check_matrix(ctx, op, name, &saved, rows, cols);
 }
 
 muvox_status check_floating(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype)

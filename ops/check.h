@@ -43,8 +43,9 @@ muvox_status check_output(muvox_context *ctx, const char *op, const char *name, 
 muvox_status check_row_output(muvox_context *ctx, const char *op, const char *name, const muvox_output *m,
                               const muvox_sets *sets, int64_t cols, muvox_dtype dtype);
 
-/* What forward made for backward is there. */
-muvox_status check_given(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows);
+/* What forward made for backward is there. It is only read now, so its sets may share their rows. */
+muvox_status check_saved(muvox_context *ctx, const char *op, const char *name, const muvox_output *m, int64_t rows,
+                         int64_t cols, muvox_dtype dtype);
 
 /* half, bfloat16, float or double. */
 muvox_status check_floating(muvox_context *ctx, const char *op, const char *name, muvox_dtype dtype);

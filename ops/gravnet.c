@@ -9,7 +9,7 @@
 
 static muvox_status check(muvox_context *ctx, const muvox_gravnet *op)
 {
-    const int64_t N = op->sets.rows, F = op->feats.cols;
+    const int64_t N = op->sets.rows;
 
     FORWARD(check_call(ctx, "gravnet", op->struct_size, sizeof *op));
     FORWARD(check_floating(ctx, "gravnet", "coords", op->coords.dtype));
@@ -22,14 +22,21 @@ static muvox_status check(muvox_context *ctx, const muvox_gravnet *op)
     FORWARD(check_aggregates(ctx, "gravnet", op->aggregates));
     FORWARD(check_matrix(ctx, "gravnet", "coords", &op->coords, N, -1));
     FORWARD(check_matrix(ctx, "gravnet", "feats", &op->feats, N, -1));
-    FORWARD(check_row_output(ctx, "gravnet", "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F,
-                             op->feats.dtype));
-    FORWARD(check_row_output(ctx, "gravnet", "neighbours", &op->neighbours, &op->sets, op->k, MUVOX_I32));
-    FORWARD(check_row_output(ctx, "gravnet", "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
-                             rank_dtype(op->k)));
     FORWARD(check_mask(ctx, "gravnet", &op->mask, N));
     FORWARD(check_sets(ctx, "gravnet", &op->sets));
     return check_row_weights(ctx, "gravnet", &op->row_weights, wide_dtype(op->feats.dtype), &op->sets);
+}
+
+static muvox_status check_forward(muvox_context *ctx, const muvox_gravnet *op)
+{
+    const int64_t F = op->feats.cols;
+
+    FORWARD(check(ctx, op));
+    FORWARD(check_row_output(ctx, "gravnet", "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F,
+                             op->feats.dtype));
+    FORWARD(check_row_output(ctx, "gravnet", "neighbours", &op->neighbours, &op->sets, op->k, MUVOX_I32));
+    return check_row_output(ctx, "gravnet", "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
+                            rank_dtype(op->k));
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_gravnet *op)
@@ -37,8 +44,10 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_gravnet *op)
     const int64_t N = op->sets.rows, F = op->feats.cols;
 
     FORWARD(check(ctx, op));
-    FORWARD(check_given(ctx, "gravnet", "neighbours", &op->neighbours, N));
-    if (winner_count(op->aggregates)) FORWARD(check_given(ctx, "gravnet", "winners", &op->winners, N));
+    FORWARD(check_saved(ctx, "gravnet", "neighbours", &op->neighbours, N, op->k, MUVOX_I32));
+    if (winner_count(op->aggregates))
+        FORWARD(check_saved(ctx, "gravnet", "winners", &op->winners, N, winner_count(op->aggregates) * F,
+                            rank_dtype(op->k)));
     FORWARD(check_matrix(ctx, "gravnet", "grad_out", &op->grad_out, N, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "gravnet", "grad_out", op->grad_out.dtype, "feats", op->feats.dtype));
     FORWARD(check_row_output(ctx, "gravnet", "grad_coords", &op->grad_coords, &op->sets, op->coords.cols,
@@ -183,7 +192,7 @@ muvox_status muvox_gravnet_forward(muvox_context *ctx, const muvox_gravnet *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_forward(ctx, op));
     FORWARD(kernels_for(ctx, "gravnet", op->feats.dtype, &kernels));
     return kernels->gravnet_forward(ctx, op);
 }

@@ -14,8 +14,7 @@ static const muvox_sets *query_sets(const muvox_knn *op)
 
 static muvox_status check(muvox_context *ctx, const muvox_knn *op)
 {
-    const unsigned    known = MUVOX_EXCLUDE_SELF | MUVOX_WITHIN_RADIUS | MUVOX_QUERIES;
-    const muvox_dtype distance = wide_dtype(op->coords.dtype);
+    const unsigned known = MUVOX_EXCLUDE_SELF | MUVOX_WITHIN_RADIUS | MUVOX_QUERIES;
 
     FORWARD(check_call(ctx, "knn", op->struct_size, sizeof *op));
     const int64_t N = op->sets.rows, Q = query_sets(op)->rows;
@@ -32,10 +31,17 @@ static muvox_status check(muvox_context *ctx, const muvox_knn *op)
                 (long long)op->query_sets.count, (long long)op->sets.count);
         FORWARD(check_sets(ctx, "knn", &op->query_sets));
     }
+    return check_sets(ctx, "knn", &op->sets);
+}
+
+static muvox_status check_forward(muvox_context *ctx, const muvox_knn *op)
+{
+    const muvox_dtype distance = wide_dtype(op->coords.dtype);
+
+    FORWARD(check(ctx, op));
     FORWARD(check_row_output(ctx, "knn", "neighbours", &op->neighbours, query_sets(op), op->k, MUVOX_I32));
     FORWARD(check_row_output(ctx, "knn", "distance2", &op->distance2, query_sets(op), op->k, distance));
-    FORWARD(check_row_output(ctx, "knn", "counts", &op->counts, query_sets(op), 1, MUVOX_I32));
-    return check_sets(ctx, "knn", &op->sets);
+    return check_row_output(ctx, "knn", "counts", &op->counts, query_sets(op), 1, MUVOX_I32);
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_knn *op)
@@ -45,7 +51,7 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_knn *op)
     FORWARD(check(ctx, op));
     const int64_t Q = query_sets(op)->rows;
 
-    FORWARD(check_given(ctx, "knn", "neighbours", &op->neighbours, Q));
+    FORWARD(check_saved(ctx, "knn", "neighbours", &op->neighbours, Q, op->k, MUVOX_I32));
     FORWARD(check_matrix(ctx, "knn", "grad_distance2", &op->grad_distance2, Q, op->k));
     REQUIRE(op->grad_distance2.dtype == distance, MUVOX_BAD_DTYPE, "knn: grad_distance2 is %s, expected %s",
             dtype_name(op->grad_distance2.dtype), dtype_name(distance));
@@ -186,7 +192,7 @@ muvox_status muvox_knn_forward(muvox_context *ctx, const muvox_knn *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_forward(ctx, op));
     FORWARD(kernels_for(ctx, "knn", op->coords.dtype, &kernels));
     return kernels->knn_forward(ctx, op);
 }

@@ -56,13 +56,20 @@ static muvox_status check(muvox_context *ctx, const muvox_neighbour_attention *o
     FORWARD(check_bias(ctx, "bias_k", &op->bias_k, op, A));
     FORWARD(check_bias(ctx, "bias_v", &op->bias_v, op, F));
     FORWARD(check_bias(ctx, "bias_out", &op->bias_out, op, F));
+    FORWARD(check_mask(ctx, OP, &op->mask, N));
+    return check_sets(ctx, OP, &op->sets);
+}
+
+static muvox_status check_forward(muvox_context *ctx, const muvox_neighbour_attention *op)
+{
+    const int64_t F = op->feats.cols;
+
+    FORWARD(check(ctx, op));
     FORWARD(
         check_row_output(ctx, OP, "out", &op->out, &op->sets, aggregate_count(op->aggregates) * F, op->feats.dtype));
     FORWARD(check_row_output(ctx, OP, "neighbours", &op->neighbours, &op->sets, op->neighbours_k, MUVOX_I32));
-    FORWARD(check_row_output(ctx, OP, "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
-                             rank_dtype(op->neighbours_k)));
-    FORWARD(check_mask(ctx, OP, &op->mask, N));
-    return check_sets(ctx, OP, &op->sets);
+    return check_row_output(ctx, OP, "winners", &op->winners, &op->sets, winner_count(op->aggregates) * F,
+                            rank_dtype(op->neighbours_k));
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_neighbour_attention *op)
@@ -71,8 +78,10 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_neighbour_att
     const muvox_dtype dtype = op->feats.dtype, wide = wide_dtype(dtype);
 
     FORWARD(check(ctx, op));
-    FORWARD(check_given(ctx, OP, "neighbours", &op->neighbours, N));
-    if (winner_count(op->aggregates)) FORWARD(check_given(ctx, OP, "winners", &op->winners, N));
+    FORWARD(check_saved(ctx, OP, "neighbours", &op->neighbours, N, op->neighbours_k, MUVOX_I32));
+    if (winner_count(op->aggregates))
+        FORWARD(check_saved(ctx, OP, "winners", &op->winners, N, winner_count(op->aggregates) * F,
+                            rank_dtype(op->neighbours_k)));
     FORWARD(check_matrix(ctx, OP, "grad_out", &op->grad_out, N, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, OP, "grad_out", op->grad_out.dtype, "feats", dtype));
     FORWARD(check_row_output(ctx, OP, "grad_coords", &op->grad_coords, &op->sets, op->coords.cols, op->coords.dtype));
@@ -467,7 +476,7 @@ muvox_status muvox_neighbour_attention_forward(muvox_context *ctx, const muvox_n
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_forward(ctx, op));
     FORWARD(kernels_for(ctx, OP, op->feats.dtype, &kernels));
     return kernels->neighbour_attention_forward(ctx, op);
 }

@@ -23,12 +23,17 @@ static muvox_status check(muvox_context *ctx, const muvox_offset_attention *op)
     FORWARD(check_mask(ctx, OP, &op->mask, N));
     REQUIRE(isfinite(op->scale), MUVOX_BAD_ARGUMENT, OP ": scale is %g, expected a finite number", op->scale);
     REQUIRE(isfinite(op->eps) && op->eps >= 0, MUVOX_BAD_ARGUMENT, OP ": eps is %g, expected 0 or more", op->eps);
-    REQUIRE(N == 0 || (op->out.data && op->column_lse.data && op->log_sum.data), MUVOX_BAD_ARGUMENT,
+    return check_sets(ctx, OP, &op->sets);
+}
+
+static muvox_status check_forward(muvox_context *ctx, const muvox_offset_attention *op)
+{
+    FORWARD(check(ctx, op));
+    REQUIRE(op->sets.rows == 0 || (op->out.data && op->column_lse.data && op->log_sum.data), MUVOX_BAD_ARGUMENT,
             OP ": out, column_lse or log_sum is missing, all three are needed");
     FORWARD(check_row_output(ctx, OP, "out", &op->out, &op->sets, op->v.cols, op->q.dtype));
     FORWARD(check_row_output(ctx, OP, "column_lse", &op->column_lse, &op->sets, 1, wide_dtype(op->q.dtype)));
-    FORWARD(check_row_output(ctx, OP, "log_sum", &op->log_sum, &op->sets, 1, wide_dtype(op->q.dtype)));
-    return check_sets(ctx, OP, &op->sets);
+    return check_row_output(ctx, OP, "log_sum", &op->log_sum, &op->sets, 1, wide_dtype(op->q.dtype));
 }
 
 static muvox_status check_backward(muvox_context *ctx, const muvox_offset_attention *op)
@@ -36,6 +41,9 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_offset_attent
     const int64_t N = op->sets.rows, A = op->q.cols, C = op->v.cols;
 
     FORWARD(check(ctx, op));
+    FORWARD(check_saved(ctx, OP, "out", &op->out, N, C, op->q.dtype));
+    FORWARD(check_saved(ctx, OP, "column_lse", &op->column_lse, N, 1, wide_dtype(op->q.dtype)));
+    FORWARD(check_saved(ctx, OP, "log_sum", &op->log_sum, N, 1, wide_dtype(op->q.dtype)));
     FORWARD(check_matrix(ctx, OP, "grad_out", &op->grad_out, N, C));
     FORWARD(check_same_dtype(ctx, OP, "grad_out", op->grad_out.dtype, "v", op->v.dtype));
     FORWARD(check_row_output(ctx, OP, "grad_q", &op->grad_q, &op->sets, A, op->q.dtype));
@@ -170,7 +178,7 @@ muvox_status muvox_offset_attention_forward(muvox_context *ctx, const muvox_offs
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_forward(ctx, op));
     FORWARD(kernels_for(ctx, OP, op->q.dtype, &kernels));
     return kernels->offset_attention_forward(ctx, op);
 }

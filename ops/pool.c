@@ -27,26 +27,13 @@ static muvox_status check_forward(muvox_context *ctx, const muvox_pool *op)
     return check_output(ctx, "pool", "winners", &op->winners, S, winner_count(op->aggregates) * F, MUVOX_I32);
 }
 
-/* Rows of the winners may be one: they are only read. */
-static muvox_status check_winners(muvox_context *ctx, const muvox_pool *op)
-{
-    const int64_t      S = op->sets.count;
-    const muvox_matrix winners = {op->winners.data, op->winners.dtype,      op->winners.rows,
-                                  op->winners.cols, op->winners.row_stride, op->winners.set_stride};
-
-    FORWARD(check_given(ctx, "pool", "winners", &op->winners, S));
-    if (!op->winners.data) return MUVOX_OK;
-    REQUIRE(winners.dtype == MUVOX_I32, MUVOX_BAD_DTYPE, "pool: winners is %s, expected int32",
-            dtype_name(winners.dtype));
-    return check_matrix(ctx, "pool", "winners", &winners, S, winner_count(op->aggregates) * op->x.cols);
-}
-
 static muvox_status check_backward(muvox_context *ctx, const muvox_pool *op)
 {
     const int64_t S = op->sets.count, F = op->x.cols;
 
     FORWARD(check(ctx, op));
-    if (winner_count(op->aggregates)) FORWARD(check_winners(ctx, op));
+    if (winner_count(op->aggregates))
+        FORWARD(check_saved(ctx, "pool", "winners", &op->winners, S, winner_count(op->aggregates) * F, MUVOX_I32));
     FORWARD(check_matrix(ctx, "pool", "grad_out", &op->grad_out, S, aggregate_count(op->aggregates) * F));
     FORWARD(check_same_dtype(ctx, "pool", "grad_out", op->grad_out.dtype, "x", op->x.dtype));
     FORWARD(check_row_output(ctx, "pool", "grad_x", &op->grad_x, &op->sets, F, op->x.dtype));

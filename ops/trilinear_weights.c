@@ -41,12 +41,14 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_trilinear_wei
     return check_output(ctx, OP, "grad_points", &op->grad_points, op->points.rows, 3, op->points.dtype);
 }
 
-/* u of a point along one axis: in voxels, from the centre of the first one. */
+/* u of a point along one axis: in voxels, from the centre of the first one. In float but for double, so that all kernels
+ * find the same voxels. */
 static double place(const muvox_trilinear_weights *op, int64_t n, int axis)
 {
     const double x = element(op->points.data, op->points.dtype, n * op->points.row_stride + axis);
 
-    return (x - op->origin[axis]) / op->voxel_size[axis] - 0.5;
+    if (op->points.dtype == MUVOX_F64) return (x - op->origin[axis]) / op->voxel_size[axis] - 0.5;
+    return ((float)x - (float)op->origin[axis]) / (float)op->voxel_size[axis] - 0.5F;
 }
 
 /* The voxel at a corner (0 or 1 along the axis) of u, and its weight; −1 outside the grid. */
