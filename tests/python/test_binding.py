@@ -68,15 +68,6 @@ def test_unwanted_gradients_are_empty(op):
             assert torch.equal(found, full) if i == place else found.shape == (0,)
 
 
-@each_op
-def test_second_derivatives_are_refused(op):
-    inputs = arguments(op, **FORMS["uniform"])
-    result = differentiable(as_tuple(operator(op)(*inputs)))[0]
-    first = torch.autograd.grad(result.square().sum(), inputs[0], create_graph=True)[0]
-    with pytest.raises(NotImplementedError, match=rf"^muvox\.{op}: second derivatives are not supported yet"):
-        first.sum().backward()
-
-
 # torch.compile
 
 

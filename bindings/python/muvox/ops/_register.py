@@ -56,15 +56,6 @@ def register_autograd(op, backward, setup_context):
     _library.impl(op, kernel, "Autograd", with_keyset=True)
 
 
-def refuse_second_derivative(op):
-    """Makes differentiating through op_backward an error: without it such gradients would silently be lost."""
-
-    def backward(ctx, *gradients):
-        raise NotImplementedError(f"muvox.{op}: second derivatives are not supported yet")
-
-    register_autograd(f"{op}_backward", backward, lambda ctx, inputs, output: None)
-
-
 def register_autocast(op, places):
     """Under autocast the arguments at these places go to the autocast dtype, all others stay as they are. Like torch's
     own rules it leaves double alone."""
