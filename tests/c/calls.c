@@ -131,6 +131,40 @@ static descriptor attention_backward(problem *p, layout layout, int64_t rows)
     return op;
 }
 
+static descriptor offset_attention_forward(problem *p, layout layout, int64_t rows)
+{
+    descriptor op = {0};
+
+    *p = problem_make(layout, 3, rows, 15);
+    op.offset_attention = (muvox_offset_attention){
+        .struct_size = sizeof op.offset_attention,
+        .sets = p->sets,
+        .scale = 1,
+        .eps = 1e-17,
+        .q = random_input(p, MUVOX_F32, A, 1),
+        .k = random_input(p, MUVOX_F32, A, 1),
+        .v = random_input(p, MUVOX_F32, F, 1),
+        .mask = row_mask(p),
+        .out = output(p, MUVOX_F32, F),
+        .column_lse = output(p, MUVOX_F32, 1),
+        .log_sum = output(p, MUVOX_F32, 1),
+    };
+    return op;
+}
+
+static descriptor offset_attention_backward(problem *p, layout layout, int64_t rows)
+{
+    descriptor op = offset_attention_forward(p, layout, rows);
+
+    RUN(muvox_offset_attention_forward, &op.offset_attention, MUVOX_SIMD_REFERENCE, 1);
+    freeze(p);
+    op.offset_attention.grad_out = random_input(p, MUVOX_F32, F, 1);
+    op.offset_attention.grad_q = output(p, MUVOX_F32, A);
+    op.offset_attention.grad_k = output(p, MUVOX_F32, A);
+    op.offset_attention.grad_v = output(p, MUVOX_F32, F);
+    return op;
+}
+
 static descriptor pool_forward(problem *p, layout layout, int64_t rows)
 {
     descriptor op = {0};
@@ -172,6 +206,7 @@ RUNNER(knn)
 RUNNER(aggregate)
 RUNNER(gravnet)
 RUNNER(attention)
+RUNNER(offset_attention)
 RUNNER(pool)
 
 #define CALL(name)                                                                                                     \
@@ -180,4 +215,5 @@ RUNNER(pool)
 #name, "backward", run_##name##_backward, name##_backward                                                      \
     }
 
-const operator_call calls[CALLS] = {CALL(knn), CALL(aggregate), CALL(gravnet), CALL(attention), CALL(pool)};
+const operator_call calls[CALLS] = {CALL(knn),       CALL(aggregate),        CALL(gravnet),
+                                    CALL(attention), CALL(offset_attention), CALL(pool)};

@@ -10,11 +10,12 @@ typedef union {
         size_t     struct_size;
         muvox_sets sets;
     } any;
-    muvox_knn       knn;
-    muvox_aggregate aggregate;
-    muvox_gravnet   gravnet;
-    muvox_attention attention;
-    muvox_pool      pool;
+    muvox_knn              knn;
+    muvox_aggregate        aggregate;
+    muvox_gravnet          gravnet;
+    muvox_attention        attention;
+    muvox_offset_attention offset_attention;
+    muvox_pool             pool;
 } descriptor;
 
 typedef struct {
@@ -24,7 +25,7 @@ typedef struct {
     descriptor (*make)(problem *p, layout layout, int64_t rows);
 } operator_call;
 
-#define CALLS 10
+#define CALLS 12
 extern const operator_call calls[CALLS];
 
 #endif

@@ -38,7 +38,7 @@ const char *done(void)
 
 const char *name_of(muvox_dtype dtype)
 {
-    static const char *const names[] = {"half", "bfloat16", "float", "double", "int32", "uint8"};
+    static const char *const names[] = {"half", "bfloat16", "float", "double", "int32", "uint8", "int64"};
 
     return names[dtype];
 }
@@ -115,6 +115,17 @@ problem problem_make(layout layout, int64_t count, int64_t size, uint64_t seed)
     return p;
 }
 
+muvox_sets other_sets(problem *p, int64_t size)
+{
+    const int64_t sizes[] = {1, 0, size, size, 2};
+    int64_t      *splits;
+
+    if (!is_ragged(p->layout)) return (muvox_sets){NULL, p->sets.count, p->sets.count * size, size};
+    splits = (int64_t *)(void *)block_make(p, (COUNT(sizes) + 1) * sizeof *splits, 0, false);
+    for (int s = 0; s < COUNT(sizes); s++) splits[s + 1] = splits[s] + sizes[s];
+    return (muvox_sets){splits, COUNT(sizes), splits[COUNT(sizes)], 0};
+}
+
 void problem_free(problem *p)
 {
     for (int b = 0; b < p->blocks; b++) free(p->block[b].data);
@@ -143,6 +154,11 @@ static muvox_output matrix_make(problem *p, const muvox_sets *sets, muvox_dtype 
 muvox_output output(problem *p, muvox_dtype dtype, int64_t cols)
 {
     return matrix_make(p, &p->sets, dtype, cols, true);
+}
+
+muvox_output output_of(problem *p, const muvox_sets *sets, muvox_dtype dtype, int64_t cols)
+{
+    return matrix_make(p, sets, dtype, cols, true);
 }
 
 muvox_output output_per_set(problem *p, muvox_dtype dtype, int64_t cols)
@@ -193,6 +209,41 @@ static muvox_matrix random_matrix(problem *p, const muvox_sets *sets, muvox_dtyp
 muvox_matrix random_input(problem *p, muvox_dtype dtype, int64_t cols, double spread)
 {
     return random_matrix(p, &p->sets, dtype, cols, spread);
+}
+
+muvox_matrix random_input_of(problem *p, const muvox_sets *sets, muvox_dtype dtype, int64_t cols, double spread)
+{
+    return random_matrix(p, sets, dtype, cols, spread);
+}
+
+muvox_matrix integer_input_of(problem *p, const muvox_sets *sets, muvox_dtype dtype, int64_t cols, int64_t least,
+                              int64_t most)
+{
+    const muvox_matrix m = as_matrix(matrix_make(p, sets, dtype, cols, false));
+
+    EACH_ROW(sets, s, i)
+    for (int64_t c = 0; c < cols; c++)
+        set_value(&m, sets, s, i, c, (double)(least + random_below(p, most - least + 1)));
+    return m;
+}
+
+muvox_matrix row_mask(problem *p)
+{
+    const muvox_matrix m = as_matrix(matrix_make(p, &p->sets, MUVOX_U8, 1, false));
+
+    EACH_ROW(&p->sets, s, i) set_value(&m, &p->sets, s, i, 0, random_below(p, 3) > 0);
+    return m;
+}
+
+void poison_masked(problem *p, const muvox_matrix *m, const muvox_matrix *mask)
+{
+    EACH_ROW(&p->sets, s, i)
+    for (int64_t c = 0; c < m->cols && !value_at(mask, &p->sets, s, i, 0); c++) set_value(m, &p->sets, s, i, c, NAN);
+}
+
+muvox_sets one_set(int64_t rows)
+{
+    return (muvox_sets){NULL, 1, rows, rows};
 }
 
 muvox_matrix random_input_per_set(problem *p, muvox_dtype dtype, int64_t cols, double spread)

@@ -56,11 +56,20 @@ muvox_matrix grid_input(problem *p, muvox_dtype dtype, int64_t cols, int levels)
 muvox_matrix random_input_per_set(problem *p, muvox_dtype dtype, int64_t cols, double spread);
 muvox_matrix given_input(problem *p, muvox_dtype dtype, int64_t cols, const double *values); /* row after row */
 muvox_matrix given_input_per_set(problem *p, muvox_dtype dtype, int64_t cols, const double *values);
-void         set_value(const muvox_matrix *m, const muvox_sets *sets, int64_t s, int64_t i, int64_t c, double value);
+/* The same with the rows of other sets than the problem's, which a layout shares never. */
+muvox_sets other_sets(problem *p, int64_t size); /* as many as the problem's; ragged: of 1, 0, size, size and 2 rows */
+muvox_sets one_set(int64_t rows);
+muvox_matrix random_input_of(problem *p, const muvox_sets *sets, muvox_dtype dtype, int64_t cols, double spread);
+muvox_matrix integer_input_of(problem *p, const muvox_sets *sets, muvox_dtype dtype, int64_t cols, int64_t least,
+                              int64_t most);
+muvox_matrix row_mask(problem *p); /* uint8, about a third of the rows 0 */
+void poison_masked(problem *p, const muvox_matrix *m, const muvox_matrix *mask); /* NaN in rows that are masked */
+void set_value(const muvox_matrix *m, const muvox_sets *sets, int64_t s, int64_t i, int64_t c, double value);
 
 /* Outputs, filled with the sentinel. */
 muvox_output output(problem *p, muvox_dtype dtype, int64_t cols);
 muvox_output output_per_set(problem *p, muvox_dtype dtype, int64_t cols);
+muvox_output output_of(problem *p, const muvox_sets *sets, muvox_dtype dtype, int64_t cols);
 
 /* What was written so far is an input from now on: it may be anything, and must not change. */
 void         freeze(problem *p);
