@@ -4,16 +4,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from muvox import ops
 from muvox.nn.activations import Swish, lookup_act, lookup_normal_init
 from muvox.nn.blocks import new_linear, tail
-from muvox.nn.norms import state_dtype
-from muvox.nn.sets import as_sets, check_rows, has_hooks
-
-OFFSET_EPS = 1e-17
-OFFSET_CHUNK = 1 << 22  # attention weights that OffsetSelfAttention holds at once
+from muvox.nn.sets import check_rows, has_hooks
 
 
 class SelfAttention(nn.Module):
@@ -60,10 +55,7 @@ class SelfAttention(nn.Module):
 
 
 class OffsetSelfAttention(SelfAttention):
-    """x + out(x - A v), A = softmax of q kᵀ over the queries, each row then divided by its sum + 1e-17.
-
-    Works on a few sets at a time and recomputes them in the backward pass: peak memory does not grow with their number.
-    """
+    """x + out(x - A v), A = softmax of q kᵀ over the queries, each row then divided by its sum + 1e-17."""
 
     def forward(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
         """x (..., M, n_fpv), or (N, n_fpv) with splits (S + 1); returns the same shape."""
@@ -79,7 +71,7 @@ def self_attention(module: nn.Module, x: Tensor, splits: Tensor | None) -> Tenso
 def offset_self_attention(module: nn.Module, x: Tensor, splits: Tensor | None) -> Tensor:
     """Forward pass of a module with OffsetSelfAttention's members."""
     check_rows(x, splits, "OffsetSelfAttention")
-    return x + module.out(x - offset_attention(module.q(x), module.k(x), module.v(x), splits))
+    return x + module.out(x - ops.offset_attention(module.q(x), module.k(x), module.v(x), splits=splits))
 
 
 ACTIVATIONS = {
@@ -123,30 +115,3 @@ def _activation_name(module: nn.Module) -> str | None:
     if kind.__name__ == "Mish" and kind.__module__.startswith("lumin."):
         return "mish"
     return ACTIVATIONS.get(kind)
-
-
-def _offset_weighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    # In float under autocast and for half, where 1e-17 would vanish.
-    dtype = state_dtype(v.dtype)
-    with torch.autocast(v.device.type, enabled=False):
-        weights = torch.softmax(q.to(dtype) @ k.to(dtype).transpose(-1, -2), dim=-2)
-        return ((weights @ v.to(dtype)) / (weights.sum(-1, keepdim=True) + OFFSET_EPS)).to(v.dtype)
-
-
-def offset_attention(q: Tensor, k: Tensor, v: Tensor, splits: Tensor | None) -> Tensor:
-    """Weighted values of OffsetSelfAttention: q, k (..., M, A), v (..., M, C) -> (..., M, C), or ragged with splits.
-
-    Ragged sets are taken one by one, so `splits` is read on the host.
-    """
-    if splits is not None:
-        lengths = splits.diff().tolist()
-        parts = list(zip(q.split(lengths), k.split(lengths), v.split(lengths)))
-    else:
-        rows = max(v.shape[-2], 1)
-        flat = [as_sets(t) for t in (q, k, v)]
-        step = max(1, OFFSET_CHUNK // (rows * rows))
-        parts = list(zip(*(t.split(step) for t in flat)))
-    if len(parts) == 1:
-        return _offset_weighted(*parts[0]).reshape(v.shape)
-    done = [checkpoint(_offset_weighted, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-    return torch.cat(done).reshape(v.shape) if done else torch.empty_like(v)
