@@ -65,6 +65,15 @@ def offset_attention(options=False, **how):
     return q, k, v, splits, columns(q, options)[0], 0.7, 1e-17
 
 
+def neighbour_attention(options=False, **how):
+    """With options: offset."""
+    *rows, splits = draw(3, 5, 2, 2, 5, 5, **how)
+    wide = torch.float64 if rows[0].dtype == torch.float64 else torch.float32
+    biases = [torch.randn(1, n, dtype=wide, requires_grad=rows[0].requires_grad) for n in (2, 2, 5, 5)]
+    rows[5] = rows[5] if options else NONE
+    return *rows, *biases, splits, columns(rows[0], options)[0], 4, 0.5, MEAN_MAX, 4, options, True
+
+
 def pool(options=False, **how):
     x, splits = draw(5, **how)
     mask, w, _ = columns(x, options, how.get("requires_grad", True))
@@ -106,6 +115,10 @@ OPS = {
         lambda i, r: (torch.randn_like(r[0]), torch.randn_like(r[1]), *i[:7], *r, i[7], all_wanted((*i[:3], i[4], i[6]))),
     ),
     "offset_attention": (offset_attention, lambda i, r: (torch.randn_like(r[0]), *i[:5], *r, *i[5:], 7)),
+    "neighbour_attention": (
+        neighbour_attention,
+        lambda i, r: (torch.randn_like(r[0]), *i[:11], *r[1:], *i[13:17], all_wanted(i[:10])),
+    ),
     "pool": (pool, lambda i, r: (torch.randn_like(r[0]), *i[:4], r[1], i[4], all_wanted((i[0], i[3])))),
     "voxelize": (voxelize, lambda i, r: (torch.randn_like(r), *i[1:])),
     "devoxelize": (devoxelize, lambda i, r: (torch.randn_like(r), *i, 3)),

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import muvox
 import muvox.nn as mnn
 import op_cases as cases
+from test_memory import fresh_process
 
 ACTIVATIONS = {
     "linear": lambda z: z,
@@ -134,6 +135,21 @@ def test_gradcheck(layout, activation, offset):
     assert torch.autograd.gradcheck(op, (x, f, *make_layers()), nondet_tol=0)
 
 
+@pytest.mark.parametrize("layout", ["uniform", "ragged", "one row"])
+@OFFSET
+def test_gradgradcheck(layout, offset):
+    x, f, splits = cases.layout(layout, 2, 3)
+    mask = torch.ones(f.shape[:-1], dtype=torch.bool)
+    mask[:1] = mask.numel() < 5
+    layers = make_layers(shapes=[(2, 3), (2,), (2, 3), (2,), (3, 3), (3,), (3, 3), (3,)])
+
+    def op(x, f, *layers):
+        options = dict(splits=splits, scale=0.5, aggregates=cases.ALL, activation="mish", offset=offset)
+        return muvox.neighbour_attention(x, f, 3, layers, mask=mask, **options)
+
+    assert torch.autograd.gradgradcheck(op, (x, f, *layers), nondet_tol=0, fast_mode=True)
+
+
 def arguments(ragged, offset, requires_grad=False):
     """Of the raw operator."""
     lead = (9,) if ragged else (2, 4)
@@ -178,6 +194,39 @@ def test_compiled_is_eager(offset):
         given = [y for y in inputs if y.is_leaf]
         found, known = (torch.autograd.grad(y.sum(), given) for y in (out, expected))
         torch.testing.assert_close(found, known)
+
+
+@OFFSET
+def test_batched_by_vmap(offset):
+    """Over feats, over layers, and over gradients; each gives what calls one by one give."""
+    x, f, _ = cases.layout("uniform", 2, 5)
+    layers = make_layers()
+
+    def op(f, weight):
+        return muvox.neighbour_attention(x, f, 3, [weight, *layers[1:]], scale=0.5, offset=offset)
+
+    fs, weights = torch.stack([f, -f, 2 * f]), torch.stack([layers[0], -layers[0], 2 * layers[0]])
+    torch.testing.assert_close(
+        torch.func.vmap(op)(fs, weights), torch.stack([op(*each) for each in zip(fs, weights)]), rtol=0, atol=1e-14
+    )
+    out, inputs = op(f, layers[0]), (x, f, *layers)
+    gradients = torch.randn(4, *out.shape, dtype=torch.float64)
+    batched = torch.autograd.grad(out, inputs, gradients, is_grads_batched=True, retain_graph=True)
+    for place, g in enumerate(gradients):
+        for a, b in zip(batched, torch.autograd.grad(out, inputs, g, retain_graph=True)):
+            torch.testing.assert_close(a[place], b, rtol=0, atol=1e-13)
+
+
+def test_traced_at_five_rows():
+    layers = [y.detach() for y in make_layers()]
+
+    def op(x, f):
+        return muvox.neighbour_attention(x, f, 3, layers)
+
+    traced = torch.jit.trace(op, (torch.randn(5, 2).double(), torch.randn(5, 5).double()))
+    for rows in (9, 0, 1):
+        x, f = torch.randn(rows, 2, dtype=torch.float64), torch.randn(rows, 5, dtype=torch.float64)
+        assert torch.equal(traced(x, f), op(x, f))
 
 
 @OFFSET
@@ -248,6 +297,27 @@ def test_saves_what_it_says(offset):
     # coords, q and k, neighbours, feats for the operator and for each layer, v (and o), winners
     assert set(rows) == {(3, 6, 3), (3, 6, 2), (3, 6, 4), (3, 6, 5)}
     assert sum(t.untyped_storage().nbytes() for t in {t.data_ptr(): t for t in saved}.values()) < 4 * 3 * 6 * 60
+
+
+@OFFSET
+def test_peak_memory(offset):
+    """Values of each row only: the gathered neighbours' features alone would take 44 MB, and the plain path makes several."""
+    sets, rows, k, d, A, width = 20, 1000, 25, 4, 5, 22
+    shapes = [s for n in (A, A, width, width) for s in ((n, width), (n,))]
+    found = fresh_process(
+        dict(
+            make=f"x, f = (torch.randn(sets, rows, n, requires_grad=True) for n in ({d}, {width}));"
+            f" layers = [torch.randn(s, requires_grad=True) for s in {shapes}]",
+            forward=f"out = muvox.neighbour_attention(x, f, {k}, layers, offset={offset})",
+            backward="torch.autograd.grad(out, (x, f, *layers), torch.ones_like(out))",
+        ),
+        sets,
+        rows,
+    )
+    projected = 2 * A + (1 + offset) * width
+    numbers = (d + width) + 2 * width + projected + k + width / 4  # inputs, output, saved
+    gradients = (d + width) + 2 * width + projected + (3 + offset) * width  # the last: of feats, by each layer
+    assert found["growth"] <= 4 * sets * rows * (numbers + gradients) + 64e6
 
 
 def test_nothing_is_saved_without_gradients():

@@ -5,9 +5,11 @@ import torch.nn.functional as F
 
 from muvox.ops import _common as common
 from muvox.ops import _register as register
+from muvox.ops import _second_order as second
 from muvox.ops._vmap import register_vmap
 
 ACTIVATIONS = {"linear": 0, "relu": 1, "selu": 2, "sigmoid": 3, "swish": 4, "mish": 5}
+_FUNCTIONS = (lambda z: z, torch.relu, F.selu, torch.sigmoid, F.silu, F.mish)  # by these numbers
 LAYERS = tuple(f"{layer} {part}" for layer in ("q", "k", "v", "out") for part in ("weight", "bias"))
 
 
@@ -95,7 +97,7 @@ def _checked(layers, feats):
     autocast = torch.is_autocast_enabled(feats.device.type)
     for (name, x), height in zip(named.items(), heights):
         expected = (height, width) if name.endswith("weight") else (height,)
-        if x.shape != expected:
+        if common.differ(x.shape, expected):
             raise ValueError(
                 f"muvox.neighbour_attention: {name} has shape {tuple(x.shape)}, expected {expected} for feats of width {width}"
             )
@@ -119,43 +121,36 @@ def _project(feats, layers, offset):
     return q, k, v, o, *(bias.to(wide).unsqueeze(0) for bias in (q_bias, k_bias, v_bias, out_bias))
 
 
+def _check(splits, mask, rows, biases):
+    """The fakes' check of (coords, feats, q, k, v, o), o perhaps none, and the biases; returns (S, M) or (N,)."""
+    named = dict(zip(("coords", "feats", "q", "k", "v", "o"), rows))
+    if common.is_none(named["o"]):
+        del named["o"]
+    shape = common.check_rows("neighbour_attention", splits, {"mask": mask}, **named)
+    for name, x in zip(("bias_q", "bias_k", "bias_v", "bias_out"), biases):
+        common.check_device("neighbour_attention", name, x, "coords", rows[0])
+    return shape
+
+
 @torch.library.register_fake("muvox::neighbour_attention")
-def _fake(
-    coords,
-    feats,
-    q,
-    k,
-    v,
-    o,
-    bias_q,
-    bias_k,
-    bias_v,
-    bias_out,
-    splits,
-    mask,
-    neighbours_k,
-    scale,
-    aggregates,
-    activation,
-    offset,
-    save,
-):
-    tensors = {"coords": coords, "feats": feats, "q": q, "k": k, "v": v} | ({"o": o} if offset else {})
-    rows = common.check_rows("neighbour_attention", splits, {"mask": mask}, **tensors)
+def _fake(*arguments):
+    rows, biases, splits, mask = arguments[:6], arguments[6:10], *arguments[10:12]
+    k, _, aggregates, _, _, save = arguments[12:]
+    shape, feats = _check(splits, mask, rows, biases), rows[1]
     width, winners = feats.shape[-1], common.winner_blocks(aggregates)
     return (
-        common.empty(feats, (*rows, common.blocks(aggregates) * width)),
-        common.empty(feats, (*rows, neighbours_k) if save else None, torch.int32),
-        common.empty(feats, (*rows, winners * width) if save and winners else None, common.rank_dtype(neighbours_k)),
+        common.empty(feats, (*shape, common.blocks(aggregates) * width)),
+        common.empty(feats, (*shape, k) if save else None, torch.int32),
+        common.empty(feats, (*shape, winners * width) if save and winners else None, common.rank_dtype(k)),
     )
 
 
 @torch.library.register_fake("muvox::neighbour_attention_backward")
-def _fake_backward(grad_out, coords, feats, q, k, v, o, bias_q, bias_k, bias_v, bias_out, splits, *others):
-    common.check_rows(
-        "neighbour_attention", splits, coords=coords, feats=feats, q=q, k=k, v=v, grad_out=grad_out
-    )
-    return common.empty_gradients(others[-1], coords, feats, q, k, v, o, bias_q, bias_k, bias_v, bias_out)
+def _fake_backward(grad_out, *arguments):
+    rows, biases, splits, wanted = arguments[:6], arguments[6:10], arguments[10], arguments[-1]
+    _check(splits, splits.new_empty(0), rows, biases)
+    coords, feats, q, k, v, o = rows
+    return common.empty_gradients(wanted, coords, feats, q, k, v, feats if common.is_none(o) else o, *biases)
 
 
 def _setup(ctx, inputs, output):
@@ -196,8 +191,45 @@ def _flops_backward(grad_out, coords, feats, q, *others):
     return 3 * _pairs_of_neighbours(feats, q, places, aggregates, offset) + 7 * coords.shape[-1] * neighbours.numel()
 
 
+def _blocks(
+    grad_out, coords, feats, q, k, v, o, bias_q, bias_k, bias_v, bias_out, splits, neighbours, winners, *numbers
+):  # fmt: skip
+    """The operator in plain torch for a block of rows, to be differentiated twice; neighbours and winners are constant."""
+    scale, aggregates, activation, offset, _ = numbers
+    numbers = second.row_numbers(neighbours, splits)
+    ranks = second.flat(winners, splits) if second.given(winners) else None
+    n, width = numbers.shape[1], feats.shape[-1]
+
+    def flat(x):
+        return second.flat(x, splits)
+
+    for rows in second.row_slices(len(numbers), n * (n + coords.shape[-1] + 2 * q.shape[-1] + 4 * width)):
+        j, found = numbers[rows], numbers[rows] >= 0
+
+        def near(x, j=j, found=found):
+            return second.neighbour_rows(x, j, found)
+
+        def forward(x, rows=rows, near=near, found=found):
+            coords, feats, q, k, v, o, bias_q, bias_k, bias_v, bias_out = x
+            weight = torch.exp(-scale * second.squared_distance(coords[rows], near(coords), found))[..., None]
+            score = (weight * near(q) + bias_q) @ (weight * near(k) + bias_k).mT
+            lowest = torch.finfo(score.dtype).min  # finite: a row without neighbours has derivatives too, all 0
+            if offset:
+                share = score.masked_fill(~found[:, :, None], lowest).softmax(-2)
+                share = torch.where(found[:, None], share, 0)
+                share = -share / (share.sum(-1, keepdim=True) + 1e-17)
+            else:
+                share = (score * q.shape[-1] ** -0.5).masked_fill(~found[:, None], lowest).softmax(-1)
+            z = share @ (weight * near(v) + bias_v) + bias_out
+            y = weight * near(feats) + _FUNCTIONS[activation](z + weight * near(o) if offset else z)
+            return [second.aggregate(y, found, None if ranks is None else ranks[rows], aggregates)]
+
+        of_inputs = (flat,) * 6 + (lambda x: x,) * 4
+        yield forward, (lambda g, rows=rows: flat(g)[rows]), of_inputs
+
+
 register.register_autograd("neighbour_attention", _backward, _setup)
-register.refuse_second_derivative("neighbour_attention")
+second.register("neighbour_attention", grads=(0,), inputs=range(1, 11), blocks=_blocks)
 register.register_autocast("neighbour_attention", places=(1, 2, 3, 4, 5))
 register.register_flops("neighbour_attention", _flops, _flops_backward)
 # The biases belong to all sets, and their gradients are sums over all: the batch cannot become more sets.
