@@ -142,7 +142,7 @@ BAD = {
     "weights is int32": lambda: muvox.aggregate(F, N, N),
     "feats is int16": lambda: muvox.aggregate(F.short(), N, W),
     "aggregates has 'min'": lambda: muvox.aggregate(F, N, W, aggregates="min"),
-    "splits decrease": lambda: muvox.aggregate(F[0], N[0], W[0], splits=torch.tensor([0, 7, 5])),
+    "splits decrease": lambda: muvox.aggregate(F[0], N[0], W[0], splits=torch.tensor([0, 4, 3, 5])),
     "neighbours is on meta": lambda: muvox.aggregate(F, N.to("meta"), W),
 }
 

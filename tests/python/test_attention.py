@@ -142,7 +142,7 @@ BAD = {
     "v has width 0": lambda: muvox.attention(Q, K, V[..., :0]),
     r"v has shape \(2, 4, 4\)": lambda: muvox.attention(Q, K, V[:, :4]),
     "q has 3 dimensions": lambda: muvox.attention(Q, K, V, splits=torch.tensor([0, 5])),
-    "splits decrease": lambda: muvox.attention(Q[0], K[0], V[0], splits=torch.tensor([0, 7, 5])),
+    "splits decrease": lambda: muvox.attention(Q[0], K[0], V[0], splits=torch.tensor([0, 4, 3, 5])),
     "splits end at 3": lambda: muvox.attention(Q[0], K[0], V[0], splits=torch.tensor([0, 3])),
     "v is on meta": lambda: muvox.attention(Q, K, V.to("meta")),
 }

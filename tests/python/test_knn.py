@@ -134,7 +134,7 @@ BAD = {
     "coords is bool": lambda: muvox.knn(X > 0, 2),
     "coords has 1 dimensions": lambda: muvox.knn(X[0], 2),
     "coords has width 0": lambda: muvox.knn(X[:, :0], 2),
-    "splits decrease": lambda: muvox.knn(X, 2, splits=torch.tensor([0, 6, 5])),
+    "splits decrease": lambda: muvox.knn(X, 2, splits=torch.tensor([0, 4, 3, 5])),
     "splits end at 6": lambda: muvox.knn(X, 2, splits=torch.tensor([0, 6])),
     "splits is float": lambda: muvox.knn(X, 2, splits=torch.tensor([0.0, 5.0])),
     "out of memory for distance2": lambda: muvox.knn(torch.zeros(1, 1).expand(1 << 36, 1), 1 << 20),
