@@ -205,6 +205,9 @@ def test_targets_that_cannot_be_written_are_refused(tmp_path, trained):
     assert_refused(call("predict", checkpoint, TINY, "--out", tmp_path), "not a regular file")
     assert_refused(call("predict", checkpoint, TINY, "--out", "/dev/full"), "not a regular file")
     assert os.path.exists("/dev/full")
+    before = checkpoint.read_bytes()
+    assert_refused(call("predict", checkpoint, TINY, "--out", checkpoint), "is read from and cannot be written to")
+    assert checkpoint.read_bytes() == before
 
 
 def limited(bytes_a_file, *arguments):
@@ -216,7 +219,7 @@ def limited(bytes_a_file, *arguments):
 
 def test_a_full_disk_leaves_no_partial_file(tmp_path, trained):
     for target, arguments in {
-        tmp_path / "out.h5": ["predict", trained / "last.pt", TINY, "--out", tmp_path / "out.h5"],
+        tmp_path / "out.h5": ["predict", trained / "last.pt", TINY, "--out", tmp_path / "out.h5", "--muons", 8, "--threads", 1],
         tmp_path / "run" / "last.pt": ["train", TINY, "--out", tmp_path / "run", *SHORT],
     }.items():
         result = limited(20_000, *arguments)

@@ -86,6 +86,12 @@ def _threads(context, parameter, value: int | None) -> None:
         torch.set_num_threads(value)
 
 
+def _keep(inputs: list[Path], target: Path) -> None:
+    """Refuses to write over what is read."""
+    if any(target.exists() and path.exists() and target.samefile(path) for path in inputs):
+        raise click.UsageError(f"{target} is read from and cannot be written to")
+
+
 def _volumes(context, parameter, value: str | None) -> list[int] | None:
     """"0-39,200" -> [0, …, 39, 200]."""
     if value is None:
@@ -168,6 +174,7 @@ def predict(checkpoint: Path, scans: Path, out: Path, muons: int, seed: int, dev
     from .display import progress_bar
     from .predict import predict as run
 
+    _keep([checkpoint, scans], out)
     console, state = Console(), load(checkpoint, device)
     with Scans(scans, MUON_COLUMNS) as data, progress_bar(console) as progress:
         task = progress.add_task("predicting", total=len(data))
@@ -183,6 +190,7 @@ def convert(source: Path, target: Path, volumes: list[int] | None) -> None:
     """Write the volumes of SOURCE, a NumPy archive (.npz), to TARGET, a scan file (.h5)."""
     from .data import convert as run
 
+    _keep([source], target)
     click.echo(f"{target}: {run(source, target, volumes)} volumes")
 
 

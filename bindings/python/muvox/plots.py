@@ -33,17 +33,17 @@ def slices(file, examples: Sequence[Example], methods: Sequence[str], grid: Grid
     """
     levels, sides = grid.shape[2], np.array(grid.shape[:2]) * grid.voxel_size[:2]
     tile = 0.92
-    width, height = tile * levels * len(methods) + 2.6, tile * sides[1] / sides[0] * len(examples) + 1.35
+    width, height = tile * levels * len(methods) + 2.6, tile * sides[1] / sides[0] * len(examples) + 1.1
     figure = plt.figure(figsize=(width, height), dpi=DPI)
     outer = figure.add_gridspec(1, len(methods), wspace=0.05, left=1.35 / width, right=1 - 1.25 / width,
-                                bottom=0.35 / height, top=1 - 0.85 / height)
+                                bottom=0.35 / height, top=1 - 0.66 / height)
     x0 = np.log(materials.x0)
     scale = Normalize(x0.min() - 0.15, x0.max() + 0.15)
     for group, method in enumerate(methods):
         inner = outer[group].subgridspec(len(examples), levels, wspace=0.06, hspace=0.06)
         axes = inner.subplots(squeeze=False)
         box = outer[group].get_position(figure)
-        figure.text((box.x0 + box.x1) / 2, 1 - 0.3 / height, method, ha="center", va="center", size=12, weight="bold")
+        figure.text((box.x0 + box.x1) / 2, 1 - 0.24 / height, method, ha="center", va="center", size=12, weight="bold")
         for example, row in zip(examples, axes):
             for level, ax in enumerate(row):
                 _tile(ax, example.maps[group][..., level], example.block[..., level], grid, scale)
@@ -52,7 +52,7 @@ def slices(file, examples: Sequence[Example], methods: Sequence[str], grid: Grid
         if group == 0:
             for example, row in zip(examples, axes):
                 row[0].set_ylabel(example.title, rotation=0, ha="right", va="center", size=8.5, labelpad=6)
-    bar = figure.add_axes((1 - 1.1 / width, 0.35 / height, 0.16 / width, 1 - 1.2 / height))
+    bar = figure.add_axes((1 - 1.1 / width, 0.35 / height, 0.16 / width, 1 - 1.01 / height))
     colours = figure.colorbar(ScalarMappable(scale, COLOURS), cax=bar)
     colours.set_ticks(x0, labels=[f"{name}\n{100 * value:.3g} cm" for name, value in zip(materials.names, materials.x0)])
     colours.ax.tick_params(labelsize=7)

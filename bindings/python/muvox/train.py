@@ -31,7 +31,7 @@ class Settings:
 
     steps: int = 2000
     batch: int = 4
-    muons: int = 64
+    muons: int = 128
     norm: str = "batch"
     lr: float = 3e-3
     seed: int = 7
