@@ -22,8 +22,9 @@ from .metrics import evaluate, expected_log_x0, rise, roc_auc
 from .predict import predict_volume
 from .train import Settings, class_weights, train
 
-# Boxes of 4 × 4 × 4 voxels cost a third of the whole volumes and give more different examples.
-RECIPE = Settings(steps=1600, batch=4, muons=128, crop=4, evaluations=5, validation=40)
+# Boxes of 3 × 3 × 3 voxels cost a fifth of the whole volumes and give more different examples: in the same time they lead
+# to a better network than larger boxes, more muons or larger batches.
+RECIPE = Settings(steps=3500, batch=4, muons=64, crop=3, evaluations=5, validation=40)
 BLOCKS_SHOWN = ("lead", "iron", "silicon", "graphite")
 
 
