@@ -89,14 +89,15 @@ def loss_curve(file, loss: Sequence[float], validation: Sequence[dict], auc_poca
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), dpi=DPI, layout="constrained")
     steps, window = np.arange(1, len(loss) + 1), max(1, min(50, len(loss) // 4))
     mean = np.convolve(loss, np.full(window, 1 / window), "valid")
-    left.plot(steps, loss, color="0.8", linewidth=0.6, label="training, step by step")
-    left.plot(steps[window - 1:], mean, color="C0", label=f"training, mean of {window} steps")
+    left.plot(steps, loss, color="0.8", linewidth=0.6, label="training: drawn muons, step by step")
+    left.plot(steps[window - 1:], mean, color="C0", label=f"training: mean of {window} steps")
     left.set(xlabel="step", ylabel="weighted negative log-likelihood", ylim=(0, np.percentile(loss, 98)))
     right.axhline(auc_poca, color="C1", linestyle="--", label="PoCA map")
     if validation:
         at = [entry["step"] for entry in validation]
-        left.plot(at, [entry["loss"] for entry in validation], "o-", color="C3", markersize=4, label="validation")
-        right.plot(at, [entry["auc"] for entry in validation], "o-", color="C3", markersize=4, label="VoxelNet")
+        style = dict(marker="o", markersize=4, color="C3")
+        left.plot(at, [entry["loss"] for entry in validation], label="validation: whole volumes, all muons", **style)
+        right.plot(at, [entry["auc"] for entry in validation], label="VoxelNet", **style)
     right.set(xlabel="step", ylabel="ROC AUC of block voxels, validation")
     for ax in (left, right):
         ax.legend(frameon=False, fontsize=8)
