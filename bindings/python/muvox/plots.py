@@ -1,4 +1,5 @@
 """Pictures of volumes and of training."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,8 +36,15 @@ def slices(file, examples: Sequence[Example], methods: Sequence[str], grid: Grid
     tile = 0.92
     width, height = tile * levels * len(methods) + 2.6, tile * sides[1] / sides[0] * len(examples) + 1.1
     figure = plt.figure(figsize=(width, height), dpi=DPI)
-    outer = figure.add_gridspec(1, len(methods), wspace=0.05, left=1.35 / width, right=1 - 1.25 / width,
-                                bottom=0.35 / height, top=1 - 0.66 / height)
+    outer = figure.add_gridspec(
+        1,
+        len(methods),
+        wspace=0.05,
+        left=1.35 / width,
+        right=1 - 1.25 / width,
+        bottom=0.35 / height,
+        top=1 - 0.66 / height,
+    )
     x0 = np.log(materials.x0)
     scale = Normalize(x0.min() - 0.15, x0.max() + 0.15)
     for group, method in enumerate(methods):
@@ -54,11 +62,21 @@ def slices(file, examples: Sequence[Example], methods: Sequence[str], grid: Grid
                 row[0].set_ylabel(example.title, rotation=0, ha="right", va="center", size=8.5, labelpad=6)
     bar = figure.add_axes((1 - 1.1 / width, 0.35 / height, 0.16 / width, 1 - 1.01 / height))
     colours = figure.colorbar(ScalarMappable(scale, COLOURS), cax=bar)
-    colours.set_ticks(x0, labels=[f"{name}\n{100 * value:.3g} cm" for name, value in zip(materials.names, materials.x0)])
+    colours.set_ticks(
+        x0, labels=[f"{name}\n{100 * value:.3g} cm" for name, value in zip(materials.names, materials.x0)]
+    )
     colours.ax.tick_params(labelsize=7)
     colours.ax.set_title("X₀", size=9)
-    figure.text(0.5, 0.12 / height, f"tiles are {sides[0]:g} m × {sides[1]:g} m, seen from above; colour: radiation length "
-                "on a log scale; cyan: true outline of the block", ha="center", va="center", size=7.5, color="0.3")
+    figure.text(
+        0.5,
+        0.12 / height,
+        f"tiles are {sides[0]:g} m × {sides[1]:g} m, seen from above; colour: radiation length "
+        "on a log scale; cyan: true outline of the block",
+        ha="center",
+        va="center",
+        size=7.5,
+        color="0.3",
+    )
     figure.savefig(file, format="png")
     plt.close(figure)
 
@@ -90,7 +108,7 @@ def loss_curve(file, loss: Sequence[float], validation: Sequence[dict], auc_poca
     steps, window = np.arange(1, len(loss) + 1), max(1, min(50, len(loss) // 4))
     mean = np.convolve(loss, np.full(window, 1 / window), "valid")
     left.plot(steps, loss, color="0.8", linewidth=0.6, label="training: drawn muons, step by step")
-    left.plot(steps[window - 1:], mean, color="C0", label=f"training: mean of {window} steps")
+    left.plot(steps[window - 1 :], mean, color="C0", label=f"training: mean of {window} steps")
     left.set(xlabel="step", ylabel="weighted negative log-likelihood", ylim=(0, np.percentile(loss, 98)))
     right.axhline(auc_poca, color="C1", linestyle="--", label="PoCA map")
     if validation:
