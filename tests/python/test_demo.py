@@ -30,7 +30,9 @@ def results(tmp_path_factory):
         some = [*scans.of_split("training")[:6], *scans.of_split("validation")[:10]]
         write_scans(folder / "scan.h5", scans.volumes(some), scans.grid, scans.materials)
     arguments = ["demo", "--scans", folder / "scan.h5", "--out", folder / "demo", "--steps", 3, "--threads", 1]
-    result = CliRunner().invoke(command, [str(a) for a in arguments])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muvox.demo.OPERATOR_SIZE", (20, 40))
+        result = CliRunner().invoke(command, [str(a) for a in arguments])
     assert result.exit_code == 0, result.output
     return folder / "demo", folder / "scan.h5"
 
