@@ -14,15 +14,18 @@ SAMPLE = Path(__file__).parents[1] / "data" / "x0net250-sample.h5"
 
 def test_poca_maps_by_hand():
     grid = Grid((3, 3, 2), (0.0, 0.0, 1.0), (1.0, 1.0, 0.5))
-    muons = np.array([
-        # angle, momentum, PoCA
-        [0.1, 2.0, 0.5, 0.5, 1.1],   # (0, 0, 0): 0.04
-        [0.3, 1.0, 0.9, 0.2, 1.49],  # (0, 0, 0): 0.09
-        [0.2, 1.0, 1.0, 1.0, 1.5],   # (1, 1, 1): 0.04, on the corner of the voxel
-        [0.5, 2.0, 2.5, 2.5, 1.2],   # (2, 2, 0): 1
-        [9.0, 9.0, 3.0, 1.0, 1.2],   # on the far face: outside
-        [9.0, 9.0, 1.0, 1.0, 0.99],  # below
-    ], np.float32)
+    muons = np.array(
+        [
+            # angle, momentum, PoCA
+            [0.1, 2.0, 0.5, 0.5, 1.1],  # (0, 0, 0): 0.04
+            [0.3, 1.0, 0.9, 0.2, 1.49],  # (0, 0, 0): 0.09
+            [0.2, 1.0, 1.0, 1.0, 1.5],  # (1, 1, 1): 0.04, on the corner of the voxel
+            [0.5, 2.0, 2.5, 2.5, 1.2],  # (2, 2, 0): 1
+            [9.0, 9.0, 3.0, 1.0, 1.2],  # on the far face: outside
+            [9.0, 9.0, 1.0, 1.0, 0.99],  # below
+        ],
+        np.float32,
+    )
     poca, smooth = poca_maps(muons, grid)
     expected = np.full((3, 3, 2), 0.04)
     expected[0, 0, 0], expected[2, 2, 0] = 0.065, 1.0
@@ -52,7 +55,9 @@ def test_auc_by_hand():
     # Pairs (block, background): 3 > -2, 3 = 3, 5 > -2, 5 > 3: 3.5 of 4.
     assert roc_auc(score, truth) == pytest.approx(3.5 / 4)
     assert roc_auc(-score, truth) == pytest.approx(0.5 / 4)
-    assert roc_auc(np.exp(score * 100) * 1e-3, truth) == pytest.approx(3.5 / 4)  # only the order counts, far outside 0..1 too
+    assert roc_auc(np.exp(score * 100) * 1e-3, truth) == pytest.approx(
+        3.5 / 4
+    )  # only the order counts, far outside 0..1 too
     assert roc_auc(np.ones(4), truth) == pytest.approx(0.5)
     assert np.isnan(roc_auc(score, np.zeros((2, 2), bool)))
     with pytest.raises(ValueError, match="NaN"):

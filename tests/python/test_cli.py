@@ -1,4 +1,4 @@
-"""The command line: what it does, and that every fault of the input ends in one line, exit status 2 and no partial file."""
+"""The command line: what it does; and that wrong input ends in one line, exit status 2 and no partial file."""
 
 import json
 import os
@@ -81,18 +81,33 @@ def test_prediction(tmp_path, trained):
 def test_conversion(tmp_path):
     with Scans(TINY) as scans:
         grid, materials, volumes = scans.grid, scans.materials, list(scans.volumes())
-        np.savez(tmp_path / "a.npz", muons=np.concatenate([v.muons for v in volumes]), row_splits=scans.row_splits,
-                 x0=np.stack([v.x0 for v in volumes]), material=np.stack([v.material for v in volumes]),
-                 background=scans.background, split=scans.split, feature_names=scans.columns, feature_units=scans.units,
-                 material_names=materials.names, material_x0=materials.x0, grid_origin=grid.origin,
-                 voxel_size=grid.voxel_size, grid_shape=grid.shape)
+        np.savez(
+            tmp_path / "a.npz",
+            muons=np.concatenate([v.muons for v in volumes]),
+            row_splits=scans.row_splits,
+            x0=np.stack([v.x0 for v in volumes]),
+            material=np.stack([v.material for v in volumes]),
+            background=scans.background,
+            split=scans.split,
+            feature_names=scans.columns,
+            feature_units=scans.units,
+            material_names=materials.names,
+            material_x0=materials.x0,
+            grid_origin=grid.origin,
+            voxel_size=grid.voxel_size,
+            grid_shape=grid.shape,
+        )
     result = call("convert", tmp_path / "a.npz", tmp_path / "a.h5", "--volumes", "2-4,0")
     assert result.exit_code == 0 and "4 volumes" in result.stdout
     with Scans(tmp_path / "a.h5") as scans:
         assert list(scans.volume_id) == [2, 3, 4, 0] and list(np.diff(scans.row_splits)) == [2, 23, 257, 133]
-    assert_refused(call("convert", tmp_path / "a.npz", tmp_path / "b.h5", "--volumes", "12"), "no volume 12", tmp_path / "b.h5")
+    assert_refused(
+        call("convert", tmp_path / "a.npz", tmp_path / "b.h5", "--volumes", "12"), "no volume 12", tmp_path / "b.h5"
+    )
     for value in ("x", "1-", "1-2-3", ""):
-        assert_refused(call("convert", tmp_path / "a.npz", tmp_path / "b.h5", "--volumes", value), "--volumes", tmp_path / "b.h5")
+        assert_refused(
+            call("convert", tmp_path / "a.npz", tmp_path / "b.h5", "--volumes", value), "--volumes", tmp_path / "b.h5"
+        )
     assert_refused(call("convert", TINY, tmp_path / "b.h5"), "not a NumPy archive", tmp_path / "b.h5")
 
 
@@ -116,23 +131,26 @@ def test_gradcheck_runs_from_here():
     assert call("gradcheck", "--op", "pool", "--dtype", "double", "--case", "one row").exit_code == 0
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--steps", "0"], "'--steps'"),
-    (["--steps", "many"], "'--steps'"),
-    (["--batch", "-1"], "'--batch'"),
-    (["--muons", "0"], "'--muons'"),
-    (["--threads", "0"], "'--threads'"),
-    (["--lr", "0"], "'--lr'"),
-    (["--lr", "nan"], "'--lr'"),
-    (["--lr", "inf"], "'--lr'"),
-    (["--seed", "-1"], "'--seed'"),
-    (["--crop", "-1"], "'--crop'"),
-    (["--norm", "layer"], "'--norm'"),
-    (["--device", "cuda"], "run on the CPU only"),
-    (["--device", "abacus"], "'abacus' is not a device"),
-    (["--colour", "red"], "--colour"),
-    (["again"], "again"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--steps", "0"], "'--steps'"),
+        (["--steps", "many"], "'--steps'"),
+        (["--batch", "-1"], "'--batch'"),
+        (["--muons", "0"], "'--muons'"),
+        (["--threads", "0"], "'--threads'"),
+        (["--lr", "0"], "'--lr'"),
+        (["--lr", "nan"], "'--lr'"),
+        (["--lr", "inf"], "'--lr'"),
+        (["--seed", "-1"], "'--seed'"),
+        (["--crop", "-1"], "'--crop'"),
+        (["--norm", "layer"], "'--norm'"),
+        (["--device", "cuda"], "run on the CPU only"),
+        (["--device", "abacus"], "'abacus' is not a device"),
+        (["--colour", "red"], "--colour"),
+        (["again"], "again"),
+    ],
+)
 def test_bad_options_are_refused(tmp_path, arguments, words):
     assert_refused(call("train", TINY, "--out", tmp_path / "run", *arguments), words, tmp_path / "run")
 
@@ -160,9 +178,16 @@ def broken_scans(folder):
         file["muons"][:, 15] = np.nan
     with h5py.File(folder / "truth.h5", "r+") as file:
         del file["background"]
-    return {"truncated.h5": "truncated", "foreign.h5": "not an HDF5 file", "other.h5": "not a muon scan",
-            "column.h5": "muon column 'dx' is missing", "splits.h5": "'row_splits' must rise", "nan.h5": "non-finite dx",
-            "truth.h5": "dataset 'background' is missing", "none.h5": "no such file"}
+    return {
+        "truncated.h5": "truncated",
+        "foreign.h5": "not an HDF5 file",
+        "other.h5": "not a muon scan",
+        "column.h5": "muon column 'dx' is missing",
+        "splits.h5": "'row_splits' must rise",
+        "nan.h5": "non-finite dx",
+        "truth.h5": "dataset 'background' is missing",
+        "none.h5": "no such file",
+    }
 
 
 def test_broken_scans_are_refused(tmp_path, trained):
@@ -205,18 +230,35 @@ def test_targets_that_cannot_be_written_are_refused(tmp_path, trained):
     assert_refused(call("predict", checkpoint, TINY, "--out", tmp_path), "not a regular file")
     assert_refused(call("predict", checkpoint, TINY, "--out", "/dev/full"), "not a regular file")
     assert os.path.exists("/dev/full")
+    before = checkpoint.read_bytes()
+    assert_refused(call("predict", checkpoint, TINY, "--out", checkpoint), "is read from and cannot be written to")
+    assert checkpoint.read_bytes() == before
 
 
 def limited(bytes_a_file, *arguments):
     """Runs the command in a process of its own in which no file may grow beyond a size: the full disk."""
+
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, bytes_a_file))
-    return subprocess.run([sys.executable, "-m", "muvox", *map(str, arguments)], capture_output=True, text=True, preexec_fn=limit)
+
+    return subprocess.run(
+        [sys.executable, "-m", "muvox", *map(str, arguments)], capture_output=True, text=True, preexec_fn=limit
+    )
 
 
 def test_a_full_disk_leaves_no_partial_file(tmp_path, trained):
     for target, arguments in {
-        tmp_path / "out.h5": ["predict", trained / "last.pt", TINY, "--out", tmp_path / "out.h5"],
+        tmp_path / "out.h5": [
+            "predict",
+            trained / "last.pt",
+            TINY,
+            "--out",
+            tmp_path / "out.h5",
+            "--muons",
+            8,
+            "--threads",
+            1,
+        ],
         tmp_path / "run" / "last.pt": ["train", TINY, "--out", tmp_path / "run", *SHORT],
     }.items():
         result = limited(20_000, *arguments)
@@ -234,8 +276,22 @@ def test_a_stopped_run_leaves_no_partial_file(tmp_path, trained, stop, code):
         volume = scans.volume(4)
         volume.muons = np.tile(volume.muons, (4, 1))
         write_scans(tmp_path / "scan.h5", [volume] * 50, scans.grid)
-    process = subprocess.Popen([sys.executable, "-m", "muvox", "predict", trained / "last.pt", tmp_path / "scan.h5", "--out",
-                                tmp_path / "out.h5", "--threads", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "muvox",
+            "predict",
+            trained / "last.pt",
+            tmp_path / "scan.h5",
+            "--out",
+            tmp_path / "out.h5",
+            "--threads",
+            "1",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     started = time.monotonic()
     while not list(tmp_path.glob(".out.h5.*.tmp")):
         assert process.poll() is None and time.monotonic() - started < 60

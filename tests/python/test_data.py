@@ -26,7 +26,11 @@ def volumes(counts, truth=True):
     rng = np.random.default_rng(3)
     for number, count in enumerate(counts):
         material = (rng.random(GRID.shape) < 0.2).astype(np.uint8)
-        known = dict(x0=np.take(MATERIALS.x0, material).astype(np.float32), material=material, background=0) if truth else {}
+        known = (
+            dict(x0=np.take(MATERIALS.x0, material).astype(np.float32), material=material, background=0)
+            if truth
+            else {}
+        )
         yield Volume(rng.normal(size=(count, len(COLUMNS))).astype(np.float32), 100 + number, number % 2, **known)
 
 
@@ -79,7 +83,9 @@ with Scans({str(path)!r}) as scans:
     before = peak_memory_bytes()
     print(sum(int(v.muons[-1, 0]) for v in scans.volumes()), peak_memory_bytes() - before)
 """
-    total, extra = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split())
+    total, extra = map(
+        int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split()
+    )
     assert total == 60 * 69_999
     assert extra < 120e6
 
@@ -102,6 +108,7 @@ def test_the_samples_are_whole(file, volumes_in, muons):
 def spoil_attribute(owner, name, value):
     def spoil(file):
         file[owner].attrs[name] = value
+
     return spoil
 
 
@@ -111,18 +118,21 @@ def replace(name, value):
         del file[name]
         file[name] = value
         file[name].attrs.update(attributes)
+
     return spoil
 
 
 def remove(name):
     def spoil(file):
         del file[name]
+
     return spoil
 
 
 def forget(owner, name):
     def spoil(file):
         del file[owner].attrs[name]
+
     return spoil
 
 
@@ -145,7 +155,10 @@ BROKEN = {
     "too few names": (spoil_attribute("muons", "columns", ["dx", "dy"]), "has shape (2,), expected (18,)"),
     "text for muons": (replace("muons", np.zeros((8, 18), "S4")), "expected floating point (any, any)"),
     "falling splits": (replace("row_splits", np.array([0, 6, 5, 8])), "'row_splits' must rise from 0"),
-    "short splits": (replace("row_splits", np.array([0, 5, 5, 7])), "'row_splits' must rise from 0 to the number of muons, 8"),
+    "short splits": (
+        replace("row_splits", np.array([0, 5, 5, 7])),
+        "'row_splits' must rise from 0 to the number of muons, 8",
+    ),
     "negative splits": (replace("row_splits", np.array([-1, 5, 5, 8])), "'row_splits' must rise from 0"),
     "no splits": (replace("row_splits", np.empty(0, np.int64)), "'row_splits' must rise from 0"),
     "float splits": (replace("row_splits", np.array([0.0, 5, 5, 8])), "expected integer (any)"),
@@ -168,11 +181,16 @@ def test_broken_files_are_refused_in_one_line(scan, what):
 
 def test_files_that_are_none_are_refused(tmp_path, scan):
     content = scan.read_bytes()
-    (tmp_path / "short.h5").write_bytes(content[:len(content) // 2])
+    (tmp_path / "short.h5").write_bytes(content[: len(content) // 2])
     (tmp_path / "text.h5").write_text("muons\n")
     (tmp_path / "empty.h5").touch()
-    expected = {"short.h5": "truncated HDF5 file", "text.h5": "not an HDF5 file", "empty.h5": "not an HDF5 file",
-                "none.h5": "no such file", ".": "not a file"}
+    expected = {
+        "short.h5": "truncated HDF5 file",
+        "text.h5": "not an HDF5 file",
+        "empty.h5": "not an HDF5 file",
+        "none.h5": "no such file",
+        ".": "not a file",
+    }
     for name, words in expected.items():
         with pytest.raises(ScanError, match=words):
             Scans(tmp_path / name)
@@ -209,12 +227,15 @@ def test_materials_must_be_listed(scan):
         scans.volume(1)
 
 
-@pytest.mark.parametrize("change, words", [
-    (lambda v: setattr(v, "muons", v.muons[:, :4]), r"muons have shape \(5, 4\)"),
-    (lambda v: v.muons.__setitem__((0, 0), np.nan), "not all finite"),
-    (lambda v: setattr(v, "x0", None), "has no truth"),
-    (lambda v: setattr(v, "material", v.material[:1]), "truth has shape"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda v: setattr(v, "muons", v.muons[:, :4]), r"muons have shape \(5, 4\)"),
+        (lambda v: v.muons.__setitem__((0, 0), np.nan), "not all finite"),
+        (lambda v: setattr(v, "x0", None), "has no truth"),
+        (lambda v: setattr(v, "material", v.material[:1]), "truth has shape"),
+    ],
+)
 def test_the_writer_refuses_what_it_could_not_read(tmp_path, change, words):
     volume = next(volumes([5]))
     change(volume)
@@ -228,12 +249,20 @@ def archive(path, **changes):
     with Scans(TINY) as scans:
         all_volumes = list(scans.volumes())
         data = dict(
-            muons=np.concatenate([v.muons for v in all_volumes]), row_splits=scans.row_splits,
-            x0=np.stack([v.x0 for v in all_volumes]), material=np.stack([v.material for v in all_volumes]),
-            background=scans.background, split=scans.split, feature_names=np.array(scans.columns),
-            feature_units=np.array(scans.units), material_names=np.array(scans.materials.names),
-            material_x0=np.array(scans.materials.x0), grid_origin=np.array(scans.grid.origin),
-            voxel_size=np.array(scans.grid.voxel_size), grid_shape=np.array(scans.grid.shape))
+            muons=np.concatenate([v.muons for v in all_volumes]),
+            row_splits=scans.row_splits,
+            x0=np.stack([v.x0 for v in all_volumes]),
+            material=np.stack([v.material for v in all_volumes]),
+            background=scans.background,
+            split=scans.split,
+            feature_names=np.array(scans.columns),
+            feature_units=np.array(scans.units),
+            material_names=np.array(scans.materials.names),
+            material_x0=np.array(scans.materials.x0),
+            grid_origin=np.array(scans.grid.origin),
+            voxel_size=np.array(scans.grid.voxel_size),
+            grid_shape=np.array(scans.grid.shape),
+        )
     data.update(changes)
     np.savez_compressed(path, **{name: value for name, value in data.items() if value is not None})
 
@@ -254,10 +283,15 @@ def test_archives_that_cannot_be_converted_are_refused(tmp_path):
     archive(tmp_path / "nan.npz", muons=np.full((765, 18), np.nan, np.float32))
     archive(tmp_path / "tiny.npz")
     content = (tmp_path / "tiny.npz").read_bytes()
-    (tmp_path / "short.npz").write_bytes(content[:len(content) // 2])
-    for name, words in {"text.npz": "not a NumPy archive", "one.npy": "not a NumPy archive", "short.npz": "not a NumPy archive",
-                        "none.npz": "no such file", "incomplete.npz": "array 'background' is missing",
-                        "nan.npz": "volume 0: muons are not all finite"}.items():
+    (tmp_path / "short.npz").write_bytes(content[: len(content) // 2])
+    for name, words in {
+        "text.npz": "not a NumPy archive",
+        "one.npy": "not a NumPy archive",
+        "short.npz": "not a NumPy archive",
+        "none.npz": "no such file",
+        "incomplete.npz": "array 'background' is missing",
+        "nan.npz": "volume 0: muons are not all finite",
+    }.items():
         with pytest.raises(ScanError, match=words):
             convert(tmp_path / name, tmp_path / "out.h5")
     with pytest.raises(ScanError, match="no volume 12, there are 12"):
@@ -277,7 +311,11 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
         file.write(b"new")
         assert target.read_bytes() == b"old"
     assert target.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
-    for bad, words in {tmp_path: "not a regular file", tmp_path / "no" / "file": "No such file", "/dev/full": "not a regular"}.items():
+    for bad, words in {
+        tmp_path: "not a regular file",
+        tmp_path / "no" / "file": "No such file",
+        "/dev/full": "not a regular",
+    }.items():
         with pytest.raises(OSError, match=words):
             with atomic_write(bad):
                 pass
@@ -300,12 +338,24 @@ def test_a_full_disk_leaves_no_partial_scan(tmp_path):
 
 def test_features_by_hand():
     centres = torch.tensor([[0.1, 0.2, 0.3], [1.0, 1.0, 1.0]])
-    muon = dict(theta_x_in=0.01, theta_y_in=-0.5, theta_x_out=0.03, theta_y_out=0.4, dx=0.001, dy=-0.5, pred_x0=1000.0,
-                poca_x=0.1, poca_y=0.6, poca_z=-50.0)
+    muon = dict(
+        theta_x_in=0.01,
+        theta_y_in=-0.5,
+        theta_x_out=0.03,
+        theta_y_out=0.4,
+        dx=0.001,
+        dy=-0.5,
+        pred_x0=1000.0,
+        poca_x=0.1,
+        poca_y=0.6,
+        poca_z=-50.0,
+    )
     row = np.array([[muon[name] for name in MUON_COLUMNS]], np.float32)
     x = voxel_features(torch.from_numpy(muon_features(row)), centres)
-    # dtheta in 10 mrad and cut at 0.3 rad, displacement in mm and cut at 20 mm, log10 of X0 cut at 100 m, PoCA cut at -2 m
-    expected = torch.tensor([[2.0, 30, 1, -20, 2, 0, 0.4, -2.3, 5.45**0.5], [2.0, 30, 1, -20, 2, -0.9, -0.4, -3, 9.97**0.5]])
+    # dtheta in 10 mrad, cut at 0.3 rad; displacement in mm, cut at 20 mm; log10 of X0 cut at 100 m; PoCA cut at -2 m
+    expected = torch.tensor(
+        [[2.0, 30, 1, -20, 2, 0, 0.4, -2.3, 5.45**0.5], [2.0, 30, 1, -20, 2, -0.9, -0.4, -3, 9.97**0.5]]
+    )
     assert x.shape == (2, 1, len(FEATURES))
     torch.testing.assert_close(x[:, 0], expected)
 

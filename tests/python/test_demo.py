@@ -30,7 +30,9 @@ def results(tmp_path_factory):
         some = [*scans.of_split("training")[:6], *scans.of_split("validation")[:10]]
         write_scans(folder / "scan.h5", scans.volumes(some), scans.grid, scans.materials)
     arguments = ["demo", "--scans", folder / "scan.h5", "--out", folder / "demo", "--steps", 3, "--threads", 1]
-    result = CliRunner().invoke(command, [str(a) for a in arguments])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muvox.demo.OPERATOR_SIZE", (20, 40))
+        result = CliRunner().invoke(command, [str(a) for a in arguments])
     assert result.exit_code == 0, result.output
     return folder / "demo", folder / "scan.h5"
 
@@ -69,7 +71,9 @@ def test_the_table_has_every_operator(results):
 
 
 def test_the_demo_needs_its_scans(tmp_path):
-    result = CliRunner().invoke(command, ["demo", "--scans", str(tmp_path / "none.h5"), "--out", str(tmp_path / "demo")])
+    result = CliRunner().invoke(
+        command, ["demo", "--scans", str(tmp_path / "none.h5"), "--out", str(tmp_path / "demo")]
+    )
     assert result.exit_code == 2 and result.stderr == f"muvox: {tmp_path / 'none.h5'}: no such file\n"
     assert not (tmp_path / "demo").exists()
 
@@ -84,7 +88,9 @@ def test_slices_of_an_uneven_grid_have_one_scale(tmp_path):
     grid = Grid((4, 2, 3), (0, 0, 0), (0.1, 0.2, 0.1))
     truth = np.log(np.where(np.random.default_rng(0).random(grid.shape) < 0.3, 0.0056, 0.35))
     example = plots.Example("volume", (truth, truth), truth < -4)
-    plots.slices(tmp_path / "slices.png", [example], ("one", "two"), grid, Materials(("light", "heavy"), (0.35, 0.0056)))
+    plots.slices(
+        tmp_path / "slices.png", [example], ("one", "two"), grid, Materials(("light", "heavy"), (0.35, 0.0056))
+    )
     image = matplotlib.image.imread(tmp_path / "slices.png")
     commonest = []
     for half in np.array_split(image, 2, axis=1):

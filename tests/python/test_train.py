@@ -54,7 +54,7 @@ def test_learning_rate_follows_one_cycle():
 
 @pytest.mark.parametrize("flips", [(x, y, s) for x in (0, 1) for y in (0, 1) for s in (0, 1)])
 def test_mirrored_muons_see_the_mirrored_volume(flips):
-    """What a voxel sees of a muon is, after mirroring both, what its image sees: distances stay, x and y components move."""
+    """What a voxel sees of a muon is, after mirroring both, what its image sees; x and y components change places."""
     grid = Grid((4, 4, 3), (-0.3, 0.1, 0.4), (0.1, 0.1, 0.2))
     rng = np.random.default_rng(1)
     muons = rng.normal(scale=0.05, size=(7, len(MUON_COLUMNS))).astype(np.float32)
@@ -165,7 +165,7 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path):
 def test_damaged_checkpoints_are_refused(tmp_path, trained):
     _, folder = trained
     content = (folder / "last.pt").read_bytes()
-    (tmp_path / "short.pt").write_bytes(content[:len(content) // 2])
+    (tmp_path / "short.pt").write_bytes(content[: len(content) // 2])
     (tmp_path / "text.pt").write_text("weights")
     torch.save({"weights": torch.ones(3)}, tmp_path / "foreign.pt")
     saved = torch.load(folder / "last.pt", weights_only=True)
@@ -173,9 +173,15 @@ def test_damaged_checkpoints_are_refused(tmp_path, trained):
     torch.save(dict(saved, version=9), tmp_path / "later.pt")
     saved["net"].popitem()
     torch.save(saved, tmp_path / "weights.pt")
-    for name, words in {"short.pt": "not a checkpoint, or a damaged one", "text.pt": "not a checkpoint", "none.pt": "no such file",
-                        "foreign.pt": "not a muvox checkpoint", "incomplete.pt": "incomplete checkpoint",
-                        "later.pt": "version 9", "weights.pt": "incomplete checkpoint"}.items():
+    for name, words in {
+        "short.pt": "not a checkpoint, or a damaged one",
+        "text.pt": "not a checkpoint",
+        "none.pt": "no such file",
+        "foreign.pt": "not a muvox checkpoint",
+        "incomplete.pt": "incomplete checkpoint",
+        "later.pt": "version 9",
+        "weights.pt": "incomplete checkpoint",
+    }.items():
         with pytest.raises(CheckpointError, match=words) as error:
             checkpoints.load(tmp_path / name)
         assert "\n" not in str(error.value)
@@ -195,19 +201,27 @@ def test_predictions_are_written(tmp_path, trained):
         mean = np.tensordot(np.log(file.attrs["x0"]), np.exp(file["log_probability"][4].astype(float)), 1)
         np.testing.assert_allclose(file["expected_log_x0"][4], mean, rtol=1e-5)
         assert np.isfinite(file["log_probability"][:]).all()
-        assert file.attrs["format"] == "muvox-prediction" and list(file.attrs["materials"]) == list(state.materials.names)
+        assert file.attrs["format"] == "muvox-prediction" and list(file.attrs["materials"]) == list(
+            state.materials.names
+        )
     with Scans(alone, MUON_COLUMNS) as scans:  # what else is in the file does not matter, volume_id seeds the draw
         np.testing.assert_array_equal(predict_volume(state, scans, 0, 8, 3), expected)
 
 
 def test_network_and_scan_must_agree(tmp_path, trained):
     state, _ = trained
-    with Scans(SAMPLE, MUON_COLUMNS) as scans, pytest.raises(MismatchError, match="the scan has 5 × 5 × 5 .* trained on 6 × 6 × 6"):
+    with (
+        Scans(SAMPLE, MUON_COLUMNS) as scans,
+        pytest.raises(MismatchError, match="the scan has 5 × 5 × 5 .* trained on 6 × 6 × 6"),
+    ):
         predict(state, scans, tmp_path / "out.h5")
     with Scans(TINY) as scans:
         other = dataclasses.replace(scans.materials, names=("a", "b", "c", "d", "e"))
         write_scans(tmp_path / "scan.h5", scans.volumes([0]), scans.grid, other)
-    with Scans(tmp_path / "scan.h5", MUON_COLUMNS) as scans, pytest.raises(MismatchError, match="materials a, b, c, d, e"):
+    with (
+        Scans(tmp_path / "scan.h5", MUON_COLUMNS) as scans,
+        pytest.raises(MismatchError, match="materials a, b, c, d, e"),
+    ):
         predict(state, scans, tmp_path / "out.h5")
     assert not (tmp_path / "out.h5").exists()
     assert len(MUON_COLUMNS) < len(COLUMNS)

@@ -1,4 +1,5 @@
 """A trained network in one file: weights, and what they need to be used on another scan."""
+
 import dataclasses
 import pickle
 import zipfile
@@ -23,8 +24,8 @@ class CheckpointError(UserError):
 class Checkpoint:
     """`net` predicts the voxels of `grid` as `materials`.
 
-    `prior` (classes): log-probabilities of the classes before any muon, under the weights of the loss: the prediction for
-    an empty volume. `muons`: how many were drawn of a volume in training. `history`: what training recorded.
+    `prior` (classes): log-probabilities of the classes before any muon, under the weights of the loss: the prediction
+    for an empty volume. `muons`: how many were drawn of a volume in training. `history`: what training recorded.
     """
 
     net: torch.nn.Module
@@ -62,7 +63,10 @@ def save(path, checkpoint: Checkpoint) -> None:
 
 
 def load(path, device="cpu") -> Checkpoint:
-    """Reads a checkpoint, its network in evaluation mode on `device`. Raises CheckpointError. Runs no code from the file."""
+    """Reads a checkpoint, its network in evaluation mode on `device`. Runs no code from the file.
+
+    Raises CheckpointError.
+    """
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")

@@ -2,6 +2,7 @@
 
 A muon of momentum p scattered by θ suggests a density of scattering ∝ (θ·p)² where its two tracks come closest.
 """
+
 import numpy as np
 
 from .data.layout import Grid
@@ -12,8 +13,8 @@ COLUMNS = ("total_scatter", "p", "poca_x", "poca_y", "poca_z")
 def poca_maps(muons: np.ndarray, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     """(muons, 5) columns COLUMNS -> two (x, y, z) float64 maps, (rad·GeV)²: PoCA, and PoCA summed over 3×3×3 voxels.
 
-    The value of a voxel is the mean of (θ·p)² over the muons whose PoCA lies in it; for the second map sums and counts are
-    first added over the neighbourhood. Voxels without a PoCA get the map's minimum; a map without any is 0.
+    The value of a voxel is the mean of (θ·p)² over the muons whose PoCA lies in it; for the second map sums and counts
+    are first added over the neighbourhood. Voxels without a PoCA get the map's minimum; a map without any is 0.
     """
     muons = muons.astype(np.float64)
     index = np.floor((muons[:, 2:5] - grid.origin) / grid.voxel_size).astype(np.int64)

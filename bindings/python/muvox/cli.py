@@ -2,6 +2,7 @@
 
 Whatever is wrong with the input ends with one line on stderr and exit status 2.
 """
+
 import dataclasses
 import importlib
 import json
@@ -86,8 +87,14 @@ def _threads(context, parameter, value: int | None) -> None:
         torch.set_num_threads(value)
 
 
+def _keep(inputs: list[Path], target: Path) -> None:
+    """Refuses to write over what is read."""
+    if any(target.exists() and path.exists() and target.samefile(path) for path in inputs):
+        raise click.UsageError(f"{target} is read from and cannot be written to")
+
+
 def _volumes(context, parameter, value: str | None) -> list[int] | None:
-    """"0-39,200" -> [0, …, 39, 200]."""
+    """ "0-39,200" -> [0, …, 39, 200]."""
     if value is None:
         return None
     try:
@@ -102,8 +109,13 @@ def _volumes(context, parameter, value: str | None) -> list[int] | None:
 
 count = click.IntRange(min=1)
 file = click.Path(path_type=Path)
-threads = click.option("--threads", type=click.IntRange(1, 1024), callback=_threads, expose_value=False,
-                       help="CPU threads.  [default: all cores]")
+threads = click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    callback=_threads,
+    expose_value=False,
+    help="CPU threads.  [default: all cores]",
+)
 device = click.option("--device", default="cpu", show_default=True, callback=_device, help="Where the network runs.")
 
 
@@ -121,15 +133,35 @@ def muvox(context: click.Context) -> None:
 @click.option("--steps", type=count, default=2000, show_default=True, help="Optimiser steps.")
 @click.option("--batch", type=count, default=4, show_default=True, help="Volumes of a step.")
 @click.option("--muons", type=count, default=128, show_default=True, help="Muons drawn of every volume in a step.")
-@click.option("--crop", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Train on random boxes of at most this many voxels a side: quicker.  [0: whole volumes]")
-@click.option("--mirror/--no-mirror", default=True, show_default=True, help="Train on mirror images and quarter turns too.")
-@click.option("--norm", type=click.Choice(["batch", "lumin"]), default="batch", show_default=True,
-              help="Running norm: sound at any batch size, or LUMIN's.")
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=3e-3, show_default=True, callback=_finite,
-              help="Highest learning rate of the one-cycle schedule.")
+@click.option(
+    "--crop",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Train on random boxes of at most this many voxels a side: quicker.  [0: whole volumes]",
+)
+@click.option(
+    "--mirror/--no-mirror", default=True, show_default=True, help="Train on mirror images and quarter turns too."
+)
+@click.option(
+    "--norm",
+    type=click.Choice(["batch", "lumin"]),
+    default="batch",
+    show_default=True,
+    help="Running norm: sound at any batch size, or LUMIN's.",
+)
+@click.option(
+    "--lr",
+    type=click.FloatRange(min=0, min_open=True),
+    default=3e-3,
+    show_default=True,
+    callback=_finite,
+    help="Highest learning rate of the one-cycle schedule.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Everything random.")
-@click.option("--evaluations", type=count, default=10, show_default=True, help="Validations, and checkpoints, of the run.")
+@click.option(
+    "--evaluations", type=count, default=10, show_default=True, help="Validations, and checkpoints, of the run."
+)
 @click.option("--validation", type=count, default=40, show_default=True, help="Validation volumes used, at most.")
 @threads
 @device
@@ -143,7 +175,10 @@ def train(scans: Path, out: Path, **options) -> None:
     from .train import train as run
 
     console, settings = Console(), Settings(**options)
-    with Scans(scans, MUON_COLUMNS) as data, told_warnings(lambda text: click.echo(f"muvox: {scans}: {text}", err=True)):
+    with (
+        Scans(scans, MUON_COLUMNS) as data,
+        told_warnings(lambda text: click.echo(f"muvox: {scans}: {text}", err=True)),
+    ):
         out.mkdir(parents=True, exist_ok=True)
         with training_progress(console, settings.steps) as report:
             state = run(data, settings, out, report)
@@ -156,7 +191,9 @@ def train(scans: Path, out: Path, **options) -> None:
 @click.argument("checkpoint", type=file)
 @click.argument("scans", type=file)
 @click.option("--out", type=file, required=True, help="HDF5 file with log-probabilities and E[ln X0] of every voxel.")
-@click.option("--muons", type=click.IntRange(min=0), default=0, show_default=True, help="Muons drawn of a volume.  [0: all]")
+@click.option(
+    "--muons", type=click.IntRange(min=0), default=0, show_default=True, help="Muons drawn of a volume.  [0: all]"
+)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=17, show_default=True, help="Which muons are drawn.")
 @threads
 @device
@@ -168,6 +205,7 @@ def predict(checkpoint: Path, scans: Path, out: Path, muons: int, seed: int, dev
     from .display import progress_bar
     from .predict import predict as run
 
+    _keep([checkpoint, scans], out)
     console, state = Console(), load(checkpoint, device)
     with Scans(scans, MUON_COLUMNS) as data, progress_bar(console) as progress:
         task = progress.add_task("predicting", total=len(data))
@@ -183,6 +221,7 @@ def convert(source: Path, target: Path, volumes: list[int] | None) -> None:
     """Write the volumes of SOURCE, a NumPy archive (.npz), to TARGET, a scan file (.h5)."""
     from .data import convert as run
 
+    _keep([source], target)
     click.echo(f"{target}: {run(source, target, volumes)} volumes")
 
 

@@ -1,4 +1,5 @@
 """What the command line shows: progress bars and warnings."""
+
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,8 +20,15 @@ def told_warnings(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def progress_bar(console: Console, *extra: TextColumn) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *extra, TimeElapsedColumn(),
-                    TimeRemainingColumn(), console=console)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *extra,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
 
 
 @contextlib.contextmanager
@@ -36,8 +44,12 @@ def training_progress(console: Console, steps: int) -> Iterator[Report]:
             mean += (loss - mean) * max(0.04, 1 / step)
             if metrics and metrics is not shown:
                 shown = metrics
-                console.print(f"step {step}: loss {mean:.3f}; validation: loss {metrics['loss']:.3f}, accuracy "
-                              f"{metrics['accuracy']:.3f}, block AUC {metrics['auc']:.3f}", highlight=False, soft_wrap=True)
+                console.print(
+                    f"step {step}: loss {mean:.3f}; validation: loss {metrics['loss']:.3f}, accuracy "
+                    f"{metrics['accuracy']:.3f}, block AUC {metrics['auc']:.3f}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
             auc = f"{metrics['auc']:.3f}" if metrics else "–"
             progress.update(task, completed=step, loss=f"{mean:.3f}", auc=auc)
 

@@ -1,4 +1,5 @@
 """Files that appear whole or not at all: every file muvox writes goes through `atomic_write`."""
+
 import contextlib
 import io
 import os
@@ -9,8 +10,8 @@ from pathlib import Path
 class _Guarded(io.FileIO):
     """A file that remembers the first failed write and swallows it.
 
-    HDF5 and torch.save cannot be relied on to clean up after a failing write (they may abort in a destructor), so they are
-    let believe that it worked; `atomic_write` raises the error when they are done.
+    HDF5 and torch.save cannot be relied on to clean up after a failing write (they may abort in a destructor), so they
+    are let believe that it worked; `atomic_write` raises the error when they are done.
     """
 
     error: OSError | None = None

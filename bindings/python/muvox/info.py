@@ -1,4 +1,5 @@
 """What is installed and what runs: `muvox info`."""
+
 import importlib.metadata
 import os
 import platform

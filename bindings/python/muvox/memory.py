@@ -1,4 +1,5 @@
 """Peak memory of this process, as Linux counts it."""
+
 import ctypes
 import resource
 from pathlib import Path

@@ -1,4 +1,5 @@
 """How well a map finds the blocks of a volume."""
+
 import numpy as np
 import torch
 
@@ -9,7 +10,7 @@ def rise(score: np.ndarray) -> np.ndarray:
 
 
 def expected_log_x0(logp: np.ndarray, x0) -> np.ndarray:
-    """(volumes, classes, voxels) log-probabilities and radiation lengths of the classes, m -> (volumes, voxels) E[ln X0]."""
+    """(volumes, classes, voxels) log-probabilities and X0 of the classes, m -> (volumes, voxels) float64 E[ln X0]."""
     return np.einsum("vcn,c->vn", np.exp(logp.astype(np.float64)), np.log(np.asarray(x0, np.float64)))
 
 
@@ -35,11 +36,13 @@ def block_auc(logp: np.ndarray, x0, block: np.ndarray) -> float:
     return roc_auc(rise(-expected_log_x0(logp, x0)), block)
 
 
-def evaluate(logp: np.ndarray, material: np.ndarray, block: np.ndarray, x0, weights: tuple[float, float]) -> dict[str, float]:
+def evaluate(
+    logp: np.ndarray, material: np.ndarray, block: np.ndarray, x0, weights: tuple[float, float]
+) -> dict[str, float]:
     """Loss, accuracy and block AUC.
 
-    `logp` (volumes, classes, voxels); `material` and `block` (volumes, voxels); `weights` of background and block voxels
-    in the loss, as in `muvox.train.voxel_loss`.
+    `logp` (volumes, classes, voxels); `material` and `block` (volumes, voxels); `weights` of background and block
+    voxels in the loss, as in `muvox.train.voxel_loss`.
     """
     nll = -np.take_along_axis(logp, material[:, None].astype(np.int64), axis=1)[:, 0]
     return dict(

@@ -1,4 +1,5 @@
 """Pictures of volumes and of training."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,17 +34,24 @@ def slices(file, examples: Sequence[Example], methods: Sequence[str], grid: Grid
     """
     levels, sides = grid.shape[2], np.array(grid.shape[:2]) * grid.voxel_size[:2]
     tile = 0.92
-    width, height = tile * levels * len(methods) + 2.6, tile * sides[1] / sides[0] * len(examples) + 1.35
+    width, height = tile * levels * len(methods) + 2.6, tile * sides[1] / sides[0] * len(examples) + 1.1
     figure = plt.figure(figsize=(width, height), dpi=DPI)
-    outer = figure.add_gridspec(1, len(methods), wspace=0.05, left=1.35 / width, right=1 - 1.25 / width,
-                                bottom=0.35 / height, top=1 - 0.85 / height)
+    outer = figure.add_gridspec(
+        1,
+        len(methods),
+        wspace=0.05,
+        left=1.35 / width,
+        right=1 - 1.25 / width,
+        bottom=0.35 / height,
+        top=1 - 0.66 / height,
+    )
     x0 = np.log(materials.x0)
     scale = Normalize(x0.min() - 0.15, x0.max() + 0.15)
     for group, method in enumerate(methods):
         inner = outer[group].subgridspec(len(examples), levels, wspace=0.06, hspace=0.06)
         axes = inner.subplots(squeeze=False)
         box = outer[group].get_position(figure)
-        figure.text((box.x0 + box.x1) / 2, 1 - 0.3 / height, method, ha="center", va="center", size=12, weight="bold")
+        figure.text((box.x0 + box.x1) / 2, 1 - 0.24 / height, method, ha="center", va="center", size=12, weight="bold")
         for example, row in zip(examples, axes):
             for level, ax in enumerate(row):
                 _tile(ax, example.maps[group][..., level], example.block[..., level], grid, scale)
@@ -52,13 +60,23 @@ def slices(file, examples: Sequence[Example], methods: Sequence[str], grid: Grid
         if group == 0:
             for example, row in zip(examples, axes):
                 row[0].set_ylabel(example.title, rotation=0, ha="right", va="center", size=8.5, labelpad=6)
-    bar = figure.add_axes((1 - 1.1 / width, 0.35 / height, 0.16 / width, 1 - 1.2 / height))
+    bar = figure.add_axes((1 - 1.1 / width, 0.35 / height, 0.16 / width, 1 - 1.01 / height))
     colours = figure.colorbar(ScalarMappable(scale, COLOURS), cax=bar)
-    colours.set_ticks(x0, labels=[f"{name}\n{100 * value:.3g} cm" for name, value in zip(materials.names, materials.x0)])
+    colours.set_ticks(
+        x0, labels=[f"{name}\n{100 * value:.3g} cm" for name, value in zip(materials.names, materials.x0)]
+    )
     colours.ax.tick_params(labelsize=7)
     colours.ax.set_title("X₀", size=9)
-    figure.text(0.5, 0.12 / height, f"tiles are {sides[0]:g} m × {sides[1]:g} m, seen from above; colour: radiation length "
-                "on a log scale; cyan: true outline of the block", ha="center", va="center", size=7.5, color="0.3")
+    figure.text(
+        0.5,
+        0.12 / height,
+        f"tiles are {sides[0]:g} m × {sides[1]:g} m, seen from above; colour: radiation length "
+        "on a log scale; cyan: true outline of the block",
+        ha="center",
+        va="center",
+        size=7.5,
+        color="0.3",
+    )
     figure.savefig(file, format="png")
     plt.close(figure)
 
@@ -89,14 +107,15 @@ def loss_curve(file, loss: Sequence[float], validation: Sequence[dict], auc_poca
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), dpi=DPI, layout="constrained")
     steps, window = np.arange(1, len(loss) + 1), max(1, min(50, len(loss) // 4))
     mean = np.convolve(loss, np.full(window, 1 / window), "valid")
-    left.plot(steps, loss, color="0.8", linewidth=0.6, label="training, step by step")
-    left.plot(steps[window - 1:], mean, color="C0", label=f"training, mean of {window} steps")
+    left.plot(steps, loss, color="0.8", linewidth=0.6, label="training: drawn muons, step by step")
+    left.plot(steps[window - 1 :], mean, color="C0", label=f"training: mean of {window} steps")
     left.set(xlabel="step", ylabel="weighted negative log-likelihood", ylim=(0, np.percentile(loss, 98)))
     right.axhline(auc_poca, color="C1", linestyle="--", label="PoCA map")
     if validation:
         at = [entry["step"] for entry in validation]
-        left.plot(at, [entry["loss"] for entry in validation], "o-", color="C3", markersize=4, label="validation")
-        right.plot(at, [entry["auc"] for entry in validation], "o-", color="C3", markersize=4, label="VoxelNet")
+        style = dict(marker="o", markersize=4, color="C3")
+        left.plot(at, [entry["loss"] for entry in validation], label="validation: whole volumes, all muons", **style)
+        right.plot(at, [entry["auc"] for entry in validation], label="VoxelNet", **style)
     right.set(xlabel="step", ylabel="ROC AUC of block voxels, validation")
     for ax in (left, right):
         ax.legend(frameon=False, fontsize=8)

@@ -1,4 +1,5 @@
 """Predictions of a trained network for the volumes of a scan file."""
+
 import h5py
 import numpy as np
 import torch
@@ -22,8 +23,10 @@ def check_match(checkpoint: Checkpoint, scans: Scans) -> None:
     if checkpoint.grid != scans.grid:
         raise MismatchError(f"{scans.path}: the scan has {scans.grid}, the network was trained on {checkpoint.grid}")
     if scans.has_truth and scans.materials.names != checkpoint.materials.names:
-        raise MismatchError(f"{scans.path}: the scan has the materials {', '.join(scans.materials.names)}, the network was "
-                            f"trained on {', '.join(checkpoint.materials.names)}")
+        raise MismatchError(
+            f"{scans.path}: the scan has the materials {', '.join(scans.materials.names)}, the network was "
+            f"trained on {', '.join(checkpoint.materials.names)}"
+        )
 
 
 @torch.no_grad()
@@ -44,20 +47,28 @@ def predict_volume(checkpoint: Checkpoint, scans: Scans, index: int, muons: int 
     return checkpoint.net(x[None].to(device))[0].float().cpu().numpy()
 
 
-def predict(checkpoint: Checkpoint, scans: Scans, out, muons: int = 0, seed: int = SEED, report=lambda done: None) -> None:
+def predict(
+    checkpoint: Checkpoint, scans: Scans, out, muons: int = 0, seed: int = SEED, report=lambda done: None
+) -> None:
     """Writes predictions for all volumes of `scans` to the HDF5 file `out`, format "muvox-prediction", version 1.
 
     `/log_probability` float32 (volumes, classes, x, y, z); `/expected_log_x0` float32 (volumes, x, y, z), mean of ln X0
-    (X0 in m) under them; `/volume_id` int64; attributes `materials`, `x0` (m), `grid_shape`, `grid_origin`, `voxel_size`.
+    (X0 in m) under them; `/volume_id` int64; attributes `materials`, `x0` (m), and the grid as in a scan file.
     Raises MismatchError, ScanError, OSError.
     """
     check_match(checkpoint, scans)
     grid, materials = checkpoint.grid, checkpoint.materials
     shape = (len(materials.names), *grid.shape)
     with atomic_write(out) as raw, h5py.File(raw, "w", libver="v110") as file:
-        file.attrs.update(format="muvox-prediction", version=1, materials=list(materials.names), x0=np.array(materials.x0),
-                          grid_shape=np.array(grid.shape), grid_origin=np.array(grid.origin),
-                          voxel_size=np.array(grid.voxel_size))
+        file.attrs.update(
+            format="muvox-prediction",
+            version=1,
+            materials=list(materials.names),
+            x0=np.array(materials.x0),
+            grid_shape=np.array(grid.shape),
+            grid_origin=np.array(grid.origin),
+            voxel_size=np.array(grid.voxel_size),
+        )
         file["volume_id"] = scans.volume_id.astype(np.int64)
         options = dict(dtype=np.float32, compression="gzip", shuffle=True)
         logs = file.create_dataset("log_probability", (len(scans), *shape), chunks=(1, *shape), **options)

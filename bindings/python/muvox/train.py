@@ -1,4 +1,5 @@
 """Training VoxelNet on a scan file: `train` is the whole recipe, `muvox train` and the demo call it."""
+
 import dataclasses
 import math
 import time
@@ -13,7 +14,7 @@ import torch
 from . import checkpoint as checkpoints
 from .checkpoint import Checkpoint
 from .data import Grid, ScanError, Scans
-from .data.features import MUON_COLUMNS, draw, muon_features, voxel_features
+from .data.features import draw, muon_features, voxel_features
 from .errors import UserError
 from .metrics import evaluate
 from .predict import predict_volume
@@ -25,13 +26,16 @@ class TrainingError(UserError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. `muons` are drawn of every volume anew in each step. `crop` n > 0 trains on random boxes of at most n
-    voxels a side, which is much quicker; the network predicts whole volumes all the same. `mirror` trains on random mirror
-    images and quarter turns about the vertical. `evaluations` on at most `validation` volumes are spread over the run."""
+    """How to train.
+
+    `muons` are drawn of every volume anew in each step. `crop` n > 0 trains on random boxes of at most n voxels a side,
+    which is much quicker; the network predicts whole volumes all the same. `mirror` trains on random mirror images and
+    quarter turns about the vertical. `evaluations` on at most `validation` volumes are spread over the run.
+    """
 
     steps: int = 2000
     batch: int = 4
-    muons: int = 64
+    muons: int = 128
     norm: str = "batch"
     lr: float = 3e-3
     seed: int = 7
@@ -48,17 +52,25 @@ Report = Callable[[int, float, dict], None]  # step (from 1), loss, newest valid
 def train(scans: Scans, settings: Settings, out: Path | None = None, report: Report = lambda *_: None) -> Checkpoint:
     """Trains a VoxelNet on the training volumes of `scans` and returns it as it is after the last step.
 
-    `scans` must be opened with columns MUON_COLUMNS. If `out` is given, a folder, `last.pt` is written there at every
-    evaluation and at the end, and `best.pt` whenever the validation loss is the lowest so far. The same seed, data, number
-    of threads and machine give the same losses, bit for bit. Volumes without muons are left out with a warning.
+    `scans` must be opened with columns `features.MUON_COLUMNS`. If `out` is given, a folder, `last.pt` is written there
+    at every evaluation and at the end, and `best.pt` whenever the validation loss is the lowest so far. The same seed,
+    data, number of threads and machine give the same losses, bit for bit. Volumes without muons are left out with a
+    warning.
     Raises ScanError for data that cannot be trained on, TrainingError when the loss is not finite, OSError from saving.
     """
     data = _TrainingData(scans, settings)
     torch.manual_seed(settings.seed)
     kind = len(scans.materials.names), settings.norm
     net = checkpoints.build(scans.grid.part((0, 0, 0), data.shape), *kind).to(settings.device)
-    state = Checkpoint(net, scans.grid, scans.materials, data.prior, settings.norm, settings.muons,
-                       history=dict(settings=dataclasses.asdict(settings), loss=[], seconds=[], validation=[]))
+    state = Checkpoint(
+        net,
+        scans.grid,
+        scans.materials,
+        data.prior,
+        settings.norm,
+        settings.muons,
+        history=dict(settings=dataclasses.asdict(settings), loss=[], seconds=[], validation=[]),
+    )
     optimiser = torch.optim.Adam(net.parameters(), lr=settings.lr, betas=(0.9, 0.99))
     metrics: dict = {}
     best = math.inf
@@ -74,7 +86,9 @@ def train(scans: Scans, settings: Settings, out: Path | None = None, report: Rep
         state.history["seconds"].append(time.perf_counter() - started)
         state.step = step + 1
         if not math.isfinite(state.history["loss"][-1]):
-            raise TrainingError(f"the loss is {state.history['loss'][-1]} at step {step + 1}; try a lower learning rate")
+            raise TrainingError(
+                f"the loss is {state.history['loss'][-1]} at step {step + 1}; try a lower learning rate"
+            )
         if _is_due(step + 1, settings):
             state.net = checkpoints.on_grid(net, scans.grid, *kind).eval()
             metrics = data.validate(state)
@@ -96,7 +110,9 @@ def one_cycle(step: int, steps: int, peak: float) -> float:
     return low + (peak - low) * (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
 
 
-def voxel_loss(logp: torch.Tensor, material: torch.Tensor, block: torch.Tensor, weights: tuple[float, float]) -> torch.Tensor:
+def voxel_loss(
+    logp: torch.Tensor, material: torch.Tensor, block: torch.Tensor, weights: tuple[float, float]
+) -> torch.Tensor:
     """Weighted negative log-likelihood, mean over voxels.
 
     logp (volumes, classes, voxels); material int64 and block bool (volumes, voxels); `weights` of background and block
@@ -107,14 +123,14 @@ def voxel_loss(logp: torch.Tensor, material: torch.Tensor, block: torch.Tensor, 
 
 
 def class_weights(block_fraction: float) -> tuple[float, float]:
-    """Weights of background and block voxels that give both kinds half of the loss: ½ / fraction; 1 if one is missing."""
+    """Weights of background and block voxels that give each half of the loss: ½ / fraction; 1 if one is missing."""
     if block_fraction in (0.0, 1.0):
         return 1.0, 1.0
     return 0.5 / (1 - block_fraction), 0.5 / block_fraction
 
 
 def turn(muons: np.ndarray, material: np.ndarray, grid: Grid, flip_x: bool, flip_y: bool, swap: bool):
-    """A volume in the mirror: x and y reversed, then exchanged. Eight combinations, all mirror images and quarter turns.
+    """A volume in the mirror: x and y reversed, then exchanged; in all combinations, mirror images and quarter turns.
 
     muons (muons, 10) columns MUON_COLUMNS, material (x, y, z). `swap` needs a grid that looks the same along x and y.
     """
@@ -145,7 +161,7 @@ class _TrainingData:
         self.training = self._with_muons("training")
         if not len(self.training):
             raise ScanError(f"{scans.path}: no training volume with muons")
-        self.validation = scans.of_split("validation")[:settings.validation]
+        self.validation = scans.of_split("validation")[: settings.validation]
         same = scans.grid.shape[0] == scans.grid.shape[1] and scans.grid.voxel_size[0] == scans.grid.voxel_size[1]
         self.turns = (2, 2, 2 if same else 1)
         self._count_classes()
@@ -154,8 +170,10 @@ class _TrainingData:
         volumes = self.scans.of_split(split)
         filled = np.array([v for v in volumes if self.scans.count(v)], np.int64)
         if len(filled) < len(volumes):
-            warnings.warn(f"{len(volumes) - len(filled)} of {len(volumes)} {split} volumes have no muons and are left out",
-                          stacklevel=2)
+            warnings.warn(
+                f"{len(volumes) - len(filled)} of {len(volumes)} {split} volumes have no muons and are left out",
+                stacklevel=2,
+            )
         return filled
 
     def _count_classes(self) -> None:
@@ -171,7 +189,7 @@ class _TrainingData:
         self.prior = np.log(prior / prior.sum()).tolist()
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Without end: input (batch, voxels, muons, 9), material and block (batch, voxels); a new order for every epoch."""
+        """Without end: input (batch, voxels, muons, 9), material and block (batch, voxels); every epoch reordered."""
         order, *others = (np.random.default_rng([self.settings.seed, n]) for n in range(3))
         waiting = np.empty(0, np.int64)
         while True:
@@ -179,7 +197,9 @@ class _TrainingData:
                 waiting = np.concatenate([waiting, order.permutation(self.training)])
             chosen, waiting = np.split(waiting, [self.settings.batch])
             parts = zip(*(self._example(int(index), *others) for index in chosen))
-            muons, centres, material, block = (torch.from_numpy(np.stack(part)).to(self.settings.device) for part in parts)
+            muons, centres, material, block = (
+                torch.from_numpy(np.stack(part)).to(self.settings.device) for part in parts
+            )
             yield voxel_features(muons, centres), material.long(), block
 
     def _example(self, index: int, picks: np.random.Generator, views: np.random.Generator):

@@ -1,7 +1,7 @@
 """Muon scans on disk and as network input.
 
-A scan file is HDF5, format ``muvox-scans`` version 1: any number of volumes that share one voxel grid, each with its own
-number of muons (none is allowed) and, for training, the truth of every voxel.
+A scan file is HDF5, format ``muvox-scans`` version 1: any number of volumes that share one voxel grid, each with its
+own number of muons (none is allowed) and, for training, the truth of every voxel.
 
 ======================  ===========================  =================================================================
 name                    type, shape                  meaning
@@ -13,16 +13,17 @@ name                    type, shape                  meaning
 ``/x0``                 float32 (volumes, x, y, z)   truth: radiation length, m; z points upwards
 ``/material``           uint8 (volumes, x, y, z)     truth: material; attributes ``names`` and ``x0`` (m) list them
 ``/background``         uint8 (volumes)              truth: commonest material; voxels of another are block voxels
-attributes of the file  ``format``, ``version``; ``grid_shape`` int64 (3), ``grid_origin`` and ``voxel_size`` float64 (3), m
 ======================  ===========================  =================================================================
 
-The three truths are all there or all absent. Columns are found by name: their order is free and further ones are kept.
-FORMAT.md beside this file lists the columns and the rules.
+Attributes of the file: ``format``, ``version``; ``grid_shape`` int64 (3), ``grid_origin`` and ``voxel_size`` float64
+(3), m. The three truths are all there or all absent. Columns are found by name: their order is free and further ones
+are kept. FORMAT.md beside this file lists the columns and the rules.
 
 >>> with Scans("scan.h5") as scans:
 ...     for volume in scans.volumes(split="validation"):
 ...         volume.muons.shape, volume.material.shape
 """
+
 from .convert import convert
 from .layout import COLUMNS, Grid, Materials, ScanError, Volume
 from .scans import Scans

@@ -1,4 +1,5 @@
 """Scan files from NumPy archives with the same arrays (`muons`, `row_splits`, `x0`, …)."""
+
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,21 @@ import numpy as np
 from .layout import Grid, Materials, ScanError, Volume
 from .writer import write_scans
 
-ARRAYS = ("muons", "row_splits", "x0", "material", "background", "split", "feature_names", "feature_units",
-          "material_names", "material_x0", "grid_origin", "voxel_size", "grid_shape")
+ARRAYS = (
+    "muons",
+    "row_splits",
+    "x0",
+    "material",
+    "background",
+    "split",
+    "feature_names",
+    "feature_units",
+    "material_names",
+    "material_x0",
+    "grid_origin",
+    "voxel_size",
+    "grid_shape",
+)
 
 
 def convert(source, target, volumes: Sequence[int] | None = None, compression: int = 6) -> int:
@@ -26,8 +40,14 @@ def convert(source, target, volumes: Sequence[int] | None = None, compression: i
             raise ScanError(f"{source}: no volume {index}, there are {len(splits) - 1}")
 
     def volume(index: int) -> Volume:
-        return Volume(data["muons"][splits[index]:splits[index + 1]], index, data["split"][index], data["x0"][index],
-                      data["material"][index], data["background"][index])
+        return Volume(
+            data["muons"][splits[index] : splits[index + 1]],
+            index,
+            data["split"][index],
+            data["x0"][index],
+            data["material"][index],
+            data["background"][index],
+        )
 
     grid = Grid(*(tuple(data[name].tolist()) for name in ("grid_shape", "grid_origin", "voxel_size")))
     materials = Materials(tuple(map(str, data["material_names"])), tuple(map(float, data["material_x0"])))

@@ -10,25 +10,40 @@ column  name         value                                                      
 8       dpoca_r      length of dpoca                                             m
 ======  ===========  ==========================================================  ================
 
-Columns 0 to 4 depend on the muon alone, 5 to 8 on the voxel too. The tails are cut because a few PoCAs lie tens of metres
-away and radiation lengths reach 1e3 m; the units keep all columns well above the epsilon of the network's norm.
+Columns 0 to 4 depend on the muon alone, 5 to 8 on the voxel too. The tails are cut because a few PoCAs lie tens of
+metres away and radiation lengths reach 1e3 m; the units keep all columns well above the epsilon of the network's norm.
 """
+
 import numpy as np
 import torch
 
-MUON_COLUMNS = ("theta_x_in", "theta_y_in", "theta_x_out", "theta_y_out", "dx", "dy", "pred_x0", "poca_x", "poca_y", "poca_z")
+MUON_COLUMNS = (
+    "theta_x_in",
+    "theta_y_in",
+    "theta_x_out",
+    "theta_y_out",
+    "dx",
+    "dy",
+    "pred_x0",
+    "poca_x",
+    "poca_y",
+    "poca_z",
+)
 FEATURES = ("dtheta_x", "dtheta_y", "dx", "dy", "log10_pred_x0", "dpoca_x", "dpoca_y", "dpoca_z", "dpoca_r")
 
 
 def muon_features(muons: np.ndarray) -> np.ndarray:
     """(muons, 10) columns MUON_COLUMNS -> (muons, 8) float32: columns 0 to 4 of the input, then PoCA x, y, z, m."""
     angles_in, angles_out, offset, x0, poca = np.split(muons, (2, 4, 6, 7), axis=1)
-    return np.concatenate([
-        np.clip(np.abs(angles_in - angles_out), 0, 0.3) * 100,
-        np.clip(offset, -0.02, 0.02) * 1000,
-        np.log10(np.clip(x0, 1e-4, 1e2)),
-        np.clip(poca, -2.0, 4.0),
-    ], axis=1).astype(np.float32)
+    return np.concatenate(
+        [
+            np.clip(np.abs(angles_in - angles_out), 0, 0.3) * 100,
+            np.clip(offset, -0.02, 0.02) * 1000,
+            np.log10(np.clip(x0, 1e-4, 1e2)),
+            np.clip(poca, -2.0, 4.0),
+        ],
+        axis=1,
+    ).astype(np.float32)
 
 
 def voxel_features(muons: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:

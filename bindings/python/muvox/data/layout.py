@@ -1,4 +1,5 @@
 """What a scan file holds: column names, the grid, the materials, one volume."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,18 @@ COLUMNS = {
     "dy": "m",
     "p": "GeV",
 }
-REQUIRED = ("pred_x0", "theta_x_in", "theta_y_in", "theta_x_out", "theta_y_out", "poca_x", "poca_y", "poca_z", "dx", "dy")
+REQUIRED = (
+    "pred_x0",
+    "theta_x_in",
+    "theta_y_in",
+    "theta_x_out",
+    "theta_y_out",
+    "poca_x",
+    "poca_y",
+    "poca_z",
+    "dx",
+    "dy",
+)
 
 
 class ScanError(UserError):

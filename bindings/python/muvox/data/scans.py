@@ -1,4 +1,5 @@
 """Reading scan files, one volume at a time."""
+
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ CACHE_BYTES = 64 << 20  # decompressed chunks kept by HDF5, per dataset
 class Scans:
     """A scan file, opened for reading (the layout is in `muvox.data`).
 
-    The file's structure is checked on opening; muons and truth stay on disk and are read, and checked, volume by volume.
+    The file's structure is checked on opening; muons and truth stay on disk and are read, and checked, one volume at a
+    time.
     `columns` are the muon columns to read, in that order; None takes all there are.
 
     Attributes: `grid`, `materials` (None without truth), `columns`, `units`, `row_splits`, `volume_id`, `split`.
@@ -69,14 +71,18 @@ class Scans:
         """(x, y, z) uint8 true material of every voxel. Raises ScanError for one that the file does not list."""
         material = self._read("material", index)
         if material.max() >= len(self.materials.names):
-            raise self._error(f"volume {index}: material {material.max()} is not among the {len(self.materials.names)} listed")
+            raise self._error(
+                f"volume {index}: material {material.max()} is not among the {len(self.materials.names)} listed"
+            )
         return material
 
     def volume(self, index: int) -> Volume:
         """Muons and, if known, truth of one volume."""
         truth = {}
         if self.has_truth:
-            truth = dict(x0=self._read("x0", index), material=self.material(index), background=int(self.background[index]))
+            truth = dict(
+                x0=self._read("x0", index), material=self.material(index), background=int(self.background[index])
+            )
         return Volume(self.muons(index), int(self.volume_id[index]), int(self.split[index]), **truth)
 
     def volumes(self, indices: Iterable[int] | None = None, split: str | None = None) -> Iterator[Volume]:
@@ -139,9 +145,16 @@ class Scans:
         version = self._attribute(self._file, "version", 1)[0]
         if version != VERSION:
             raise self._error(f"version {version} of the format, this muvox reads version {VERSION}")
-        shape, origin, size = (self._attribute(self._file, name, 3) for name in ("grid_shape", "grid_origin", "voxel_size"))
-        if not (np.issubdtype(shape.dtype, np.integer) and (shape > 0).all() and np.isfinite(origin).all()
-                and np.isfinite(size).all() and (size > 0).all()):
+        shape, origin, size = (
+            self._attribute(self._file, name, 3) for name in ("grid_shape", "grid_origin", "voxel_size")
+        )
+        if not (
+            np.issubdtype(shape.dtype, np.integer)
+            and (shape > 0).all()
+            and np.isfinite(origin).all()
+            and np.isfinite(size).all()
+            and (size > 0).all()
+        ):
             raise self._error(f"bad grid: shape {shape}, origin {origin}, voxel size {size}")
         self.grid = Grid(tuple(map(int, shape)), tuple(map(float, origin)), tuple(map(float, size)))
         self._read_muon_header()

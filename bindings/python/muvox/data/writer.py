@@ -1,4 +1,5 @@
 """Writing scan files."""
+
 from collections.abc import Iterable, Mapping
 
 import h5py
@@ -11,16 +12,27 @@ ROWS_PER_CHUNK = 16384  # of one column: equal columns side by side compress bes
 VOLUMES_PER_CHUNK = 64
 
 
-def write_scans(path, volumes: Iterable[Volume], grid: Grid, materials: Materials | None = None,
-                columns: Mapping[str, str] = COLUMNS, compression: int = 6) -> None:
+def write_scans(
+    path,
+    volumes: Iterable[Volume],
+    grid: Grid,
+    materials: Materials | None = None,
+    columns: Mapping[str, str] = COLUMNS,
+    compression: int = 6,
+) -> None:
     """Writes volumes to a scan file; they are taken one by one, and `path` appears only when all are written.
 
-    `columns` gives name and unit of the muon columns. With `materials` every volume must have its truth, without none is
-    written. Raises ValueError for a volume that does not fit, OSError if the file cannot be written.
+    `columns` gives name and unit of the muon columns. With `materials` every volume must have its truth, without them
+    none is written. Raises ValueError for a volume that does not fit, OSError if the file cannot be written.
     """
     with atomic_write(path) as raw, h5py.File(raw, "w", libver="v110") as file:
-        file.attrs.update(format=FORMAT, version=VERSION, grid_shape=np.array(grid.shape, np.int64),
-                          grid_origin=np.array(grid.origin, float), voxel_size=np.array(grid.voxel_size, float))
+        file.attrs.update(
+            format=FORMAT,
+            version=VERSION,
+            grid_shape=np.array(grid.shape, np.int64),
+            grid_origin=np.array(grid.origin, float),
+            voxel_size=np.array(grid.voxel_size, float),
+        )
         _create(file, grid, materials, columns, compression)
         block: list[Volume] = []
         for volume in volumes:
@@ -34,8 +46,16 @@ def write_scans(path, volumes: Iterable[Volume], grid: Grid, materials: Material
 
 def _create(file: h5py.File, grid: Grid, materials: Materials | None, columns: Mapping[str, str], level: int) -> None:
     def create(name, shape, dtype, chunk):
-        return file.create_dataset(name, (0, *shape), dtype, maxshape=(None, *shape), chunks=chunk, shuffle=True,
-                                   compression="gzip", compression_opts=level)
+        return file.create_dataset(
+            name,
+            (0, *shape),
+            dtype,
+            maxshape=(None, *shape),
+            chunks=chunk,
+            shuffle=True,
+            compression="gzip",
+            compression_opts=level,
+        )
 
     muons = create("muons", (len(columns),), np.float32, (ROWS_PER_CHUNK, 1))
     muons.attrs.update(columns=list(columns.keys()), units=list(columns.values()))
@@ -67,7 +87,7 @@ def _append(file: h5py.File, block: list[Volume]) -> None:
     def extend(name, rows):
         data = file[name]
         data.resize(len(data) + len(rows), 0)
-        data[len(data) - len(rows):] = rows
+        data[len(data) - len(rows) :] = rows
 
     if not block:
         return
