@@ -239,6 +239,29 @@ def test_vmap_of_grad_and_grad_of_vmap(name):
     assert_close(torch.autograd.grad(torch.vmap(loss)(*leaves).sum(), leaves), known)
 
 
+@pytest.mark.parametrize("levels", [1, 2])
+def test_no_grad_inside_a_transform(levels):
+    """Holds for all levels, as for torch's own operators."""
+    x = torch.randn(3, 6, 2, dtype=torch.float64)
+
+    def loss(x):
+        with torch.no_grad():
+            constant = muvox.pool(x, aggregates="mean")
+        return (constant[:, None] * x.square()).sum()
+
+    def expected(x):
+        with torch.no_grad():
+            constant = x.mean(1)
+        return (constant[:, None] * x.square()).sum()
+
+    def derivative(loss):
+        for _ in range(levels):
+            loss = lambda x, inner=torch.func.grad(loss): inner(x).sum()  # noqa: E731
+        return torch.func.grad(loss)(x)
+
+    assert torch.allclose(derivative(loss), derivative(expected), rtol=1e-12)
+
+
 def test_ensemble_of_networks():
     """One input, seen by several networks whose parameters are batched."""
     x = torch.randn(3, 6, 5, dtype=torch.float64)
@@ -271,6 +294,76 @@ def test_jacobian_of_eight_outputs_over_600_inputs():
     assert known.shape == (8, 1, 100, 6)
     found = torch.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(torch.eye(8, dtype=torch.float64))
     assert_close([found, torch.func.jacrev(run)(x.detach())], [known, known])
+
+
+# Second derivatives
+
+
+def second_arguments(op, form):
+    """Of muvox::op_second, for random gradients of the gradients."""
+    inputs = backward_arguments(op, **FORMS[form])
+    return *inputs, *(torch.randn_like(g) for g in as_tuple(operator(op + "_backward")(*inputs)))
+
+
+SECOND = pytest.mark.parametrize("op", [op for op in OPS if op != "voxelize"])  # which is its own second derivative
+
+
+@SECOND
+@each_form
+def test_opcheck_of_second_derivatives(op, form):
+    torch.library.opcheck(operator(op + "_second"), second_arguments(op, form))
+
+
+@SECOND
+@pytest.mark.parametrize("form", ["uniform with options", "ragged"])
+def test_second_derivative_under_vmap(op, form):
+    name, inputs = op + "_second", second_arguments(op, form)
+    check(name, inputs, [place for place in tensors_of(inputs) if place not in splits_of(name)], 3)
+    check(name, inputs, [len(inputs) - 1], 3)
+
+
+@each_network
+def test_hessian(name):
+    function, how = NETWORKS[name]
+    x, f, splits = problem(**how)
+
+    def loss(x):
+        return function(x, f.detach(), splits).square().sum()
+
+    known = torch.autograd.functional.hessian(loss, x)
+    x = x.detach()
+    sums = torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(x)
+    assert known.any() and torch.allclose(sums, known.flatten(0, x.dim() - 1).sum(0), rtol=1e-9, atol=1e-10)
+    for found in (
+        torch.func.jacrev(torch.func.grad(loss))(x),
+        torch.func.jacrev(torch.func.jacrev(loss))(x),
+        torch.autograd.functional.hessian(loss, x, vectorize=True),
+    ):
+        assert torch.allclose(found, known, rtol=1e-9, atol=1e-10)
+
+
+def test_gradient_of_a_jacobian():
+    """From a Jacobian by vmap with create_graph, which a design is optimised for."""
+    x, f, _ = problem()
+
+    def penalty(jacobian):
+        return torch.autograd.grad(jacobian.square().sum(), (x, f), retain_graph=True)
+
+    y = network(x, f).flatten()
+    rows = torch.eye(len(y), dtype=torch.float64)
+    found = torch.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True, create_graph=True)[0])(rows)
+    known = torch.stack([torch.autograd.grad(y, x, v, create_graph=True)[0] for v in rows])
+    assert_close([found, *penalty(found)], [known, *penalty(known)])
+
+
+def test_third_derivatives_are_refused():
+    """Never silent zeros."""
+    x = torch.randn(3, 6, 2)
+    third = torch.func.grad(lambda x: muvox.attention(x, x, x).sum())
+    for _ in range(2):
+        third = torch.func.grad(lambda x, inner=third: inner(x).square().sum())
+    with pytest.raises(NotImplementedError, match=r"^muvox\.attention: third derivatives are not supported"):
+        third(x)
 
 
 @pytest.mark.parametrize("transform", ["jvp", "jacfwd", "dual numbers"])

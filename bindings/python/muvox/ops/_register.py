@@ -23,35 +23,35 @@ def register_autograd(op, backward, setup_context):
     function = operator(op)
 
     def below(keyset, inputs):
-        # A function runs with gradients disabled, which are those of the transforms below too: grad of grad.
-        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        with torch._C._AutoDispatchBelowAutograd():
             return function.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
-    class Function(torch.autograd.function._SingleLevelFunction):
-        @staticmethod
-        def forward(ctx, *arguments):
-            *inputs, keyset = arguments
+    def forward(ctx, *arguments):
+        *inputs, (keyset, gradients) = arguments
+        # A function runs with gradients disabled; the transforms further out still want theirs: grad of grad.
+        with torch.set_grad_enabled(gradients):
             output = below(keyset, inputs)
-            setup_context(ctx, inputs, output)
-            return output
+        setup_context(ctx, inputs, output)
+        return output
 
-        @staticmethod
-        def backward(ctx, *gradients):
-            return *backward(ctx, *gradients), None
+    def backward_of_all(ctx, *gradients):
+        return *backward(ctx, *gradients), None
 
-        @staticmethod
-        def jvp(ctx, *tangents):
-            raise NotImplementedError(f"muvox.{op}: forward-mode derivatives are not supported, only those by backward")
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(f"muvox.{op}: forward-mode derivatives are not supported, only those by backward")
 
-    Function.__name__ = Function.__qualname__ = f"muvox_{op}"
+    name = "".join(part.capitalize() for part in ("muvox", *op.split("_")))  # what graphs and profiles show
+    methods = {"forward": forward, "backward": backward_of_all, "jvp": jvp}
+    methods = {method: staticmethod(body) for method, body in methods.items()}
+    function_class = type(name, (torch.autograd.function._SingleLevelFunction,), methods)
 
     def kernel(keyset, *inputs):
+        gradients = torch.is_grad_enabled()
         forward_mode = torch.autograd.forward_ad._current_level >= 0  # the function refuses what has a tangent
-        differentiable = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-        if not differentiable and not forward_mode:
+        if not forward_mode and not (gradients and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)):
             return below(keyset, inputs)
         with enable_single_level_autograd_function():
-            return Function.apply(*inputs, keyset)
+            return function_class.apply(*inputs, (keyset, gradients))
 
     _library.impl(op, kernel, "Autograd", with_keyset=True)
 

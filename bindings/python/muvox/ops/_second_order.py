@@ -3,6 +3,9 @@
 Second derivatives are rare (gradient penalties, Hessian-vector products), so they need no kernels, but they must not cost
 the pair tensor either: a composite computes the outputs of a block of rows, is differentiated twice, and is dropped before
 the next block. Memory stays linear in the rows. Eager mode only: torch.compile itself refuses to differentiate twice.
+
+The composites are operators of their own, muvox::`op`_second, so that functorch's transforms and vmap go around them and
+not through them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from muvox.ops._register import register_autograd
+from muvox.ops._register import operator, register_autograd
+from muvox.ops._vmap import register_vmap
 
 ELEMENTS = 1 << 20  # of the largest tensor that a block may hold
 
@@ -31,6 +35,24 @@ def register(op: str, grads: Sequence[int], inputs: Sequence[int], blocks: Calla
             of_output(g) the part of an output's gradient that belongs to them. An input that is not given is None.
     """
 
+    name, schema = f"{op}_second", operator(f"{op}_backward")._schema
+    count = len(schema.arguments)
+    outer = [f"Tensor outer_{place}" for place in range(len(schema.returns))]
+    signature = ", ".join([*(f"{x.type} {x.name}" for x in schema.arguments), *outer])
+    torch.library.define(f"muvox::{name}", f"({signature}) -> ({', '.join(['Tensor'] * (len(grads) + len(inputs)))})")
+
+    def kernel(*arguments):
+        arguments, outer = arguments[:count], [x if given(x) else None for x in arguments[count:]]
+        gs, xs = [arguments[p] for p in grads], [arguments[p] for p in inputs]
+        # Called below autograd, which the composites need, and in whatever autocast the caller runs backward.
+        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
+            with torch.autocast(xs[0].device.type, enabled=False):
+                sums = _differentiate(gs, xs, outer, blocks(*arguments))
+        return tuple(x.new_empty(0) if total is None else total for x, total in zip((*gs, *xs), sums))
+
+    def fake(*arguments):
+        return tuple(arguments[p].new_empty(arguments[p].shape) for p in (*grads, *inputs))
+
     def setup(ctx, arguments, output):
         ctx.set_materialize_grads(False)
         ctx.tensors = [place for place, x in enumerate(arguments) if isinstance(x, Tensor)]
@@ -41,14 +63,21 @@ def register(op: str, grads: Sequence[int], inputs: Sequence[int], blocks: Calla
         arguments = list(ctx.arguments)
         for place, x in zip(ctx.tensors, ctx.saved_tensors):
             arguments[place] = x
-        outer = [None if g is None or g.shape == (0,) else g for g in outer]
-        sums = _differentiate([arguments[p] for p in grads], [arguments[p] for p in inputs], outer, blocks(*arguments))
-        result = [None] * len(arguments)
-        for place, gradient in zip((*grads, *inputs), sums):
+        none = arguments[grads[0]].new_empty(0)
+        found = getattr(torch.ops.muvox, name)(*arguments, *(none if g is None else g for g in outer))
+        result = [None] * count
+        for place, gradient in zip((*grads, *inputs), found):
             result[place] = gradient if ctx.needs_input_grad[place] else None
         return tuple(result)
 
+    def refuse(ctx, *gradients):
+        raise NotImplementedError(f"muvox.{op}: third derivatives are not supported")
+
+    torch.library.impl(f"muvox::{name}", "CompositeExplicitAutograd", kernel)
+    torch.library.register_fake(f"muvox::{name}", fake)
     register_autograd(f"{op}_backward", backward, setup)
+    register_autograd(name, refuse, lambda ctx, inputs, output: None)
+    register_vmap(name, splits=[i for i, x in enumerate(schema.arguments) if x.name.endswith("splits")], sets=False)
 
 
 def wide(x: Tensor) -> Tensor:
