@@ -46,8 +46,8 @@ class GravNetLayer(GraphBlock):
         sa_class: class of the self-attention
 
     With named aggregations no tensor over pairs, or over neighbours and features, is made, with use_sa if it is a
-    SelfAttention or OffsetSelfAttention without dropout in force, its activation one of `ops.neighbour_attention`, and the
-    potential the default. Other aggregations, attentions and potentials of an attention gather (rows, k, n_lr) values.
+    SelfAttention or OffsetSelfAttention without dropout in force, its activation one of `ops.neighbour_attention`, and
+    the potential the default. Other aggregations, attentions, potentials of an attention gather (rows, k, n_lr) values.
     """
 
     def __init__(

@@ -28,10 +28,10 @@ def neighbour_attention(
 ):
     """Attention over the k nearest rows j of each row i, i included, then aggregation over them.
 
-    The weighted features x_j = exp(−scale · |x_i − x_j|²) · feats_j of row i's neighbours pass through LUMIN's
-    SelfAttention, y = x + act(out(softmax(q kᵀ / √A) v)), or its OffsetSelfAttention, y = x + act(out(x − B v)) with B the
-    softmax of q kᵀ over the queries, each row then divided by its sum + 1e-17; and y is aggregated over the neighbours as
-    in gravnet. A row without neighbours (masked) gives 0.
+    The features f = exp(−scale · |x_i − x_j|²) · feats_j of row i's neighbours pass through LUMIN's SelfAttention,
+    y = f + act(out(softmax(q kᵀ / √A) v)), or its OffsetSelfAttention, y = f + act(out(f − B v)) with B the softmax of
+    q kᵀ over the queries, each row then divided by its sum + 1e-17; and y is aggregated over the neighbours as in
+    gravnet. A row without neighbours (masked) gives 0.
 
     Args:
         coords: (…, M, d), or (N, d) with splits, or jagged nested (S, j, d); half, bfloat16 or float, double exactly if
@@ -45,19 +45,19 @@ def neighbour_attention(
         aggregates: one or more of "mean", "max", "absmax", "sum", in the order of the output.
         activation: act, one of "linear", "relu", "selu", "sigmoid", "swish", "mish".
         offset: OffsetSelfAttention instead of SelfAttention.
-        mask: bool (…, M), (N) or jagged nested: rows that are False take no part, neither as i nor as j; their output is
-            0, and NaN in them has no effect.
+        mask: bool (…, M), (N) or jagged nested: rows that are False take no part, neither as i nor as j; their output
+            is 0, and NaN in them has no effect.
 
     Returns:
-        (…, M, n · F), (N, n · F) or jagged nested (S, j, n · F), dtype of feats: one block of F columns for each of the n
-        aggregates. Differentiable in coords, feats and layers.
+        (…, M, n · F), (N, n · F) or jagged nested (S, j, n · F), dtype of feats: one block of F columns for each of the
+        n aggregates. Differentiable in coords, feats and layers.
 
     Raises:
         ValueError, RuntimeError: wrong dimensions, dtype, splits, k, layers, … ; the message names the argument.
 
     Memory: the layers are applied to each row once, not to each of its neighbours: N · (2 A + F) values, with offset
-    N · (2 A + 2 F). Saved for backward: these, coords, feats, neighbours (N · k · 4 bytes) and, for each of max and absmax,
-    N · F winners of 1 byte (4 if k > 254). Nothing of size M² or N · k · F. Every run gives the same bits.
+    N · (2 A + 2 F). Saved for backward: these, coords, feats, neighbours (N · k · 4 bytes) and, for each of max and
+    absmax, N · F winners of 1 byte (4 if k > 254). Nothing of size M² or N · k · F. Every run gives the same bits.
 
     Under autocast feats and the layers go to the autocast dtype, coords and biases stay as they are.
 
@@ -99,12 +99,14 @@ def _checked(layers, feats):
         expected = (height, width) if name.endswith("weight") else (height,)
         if common.differ(x.shape, expected):
             raise ValueError(
-                f"muvox.neighbour_attention: {name} has shape {tuple(x.shape)}, expected {expected} for feats of width {width}"
+                f"muvox.neighbour_attention: {name} has shape {tuple(x.shape)}, expected {expected} "
+                f"for feats of width {width}"
             )
         common.check_device("neighbour_attention", name, x, "feats", feats)
         if x.dtype != feats.dtype and not autocast:
             raise ValueError(
-                f"muvox.neighbour_attention: {name} is {x.dtype} and feats is {feats.dtype}, expected one dtype for both"
+                f"muvox.neighbour_attention: {name} is {x.dtype} and feats is {feats.dtype}, "
+                "expected one dtype for both"
             )
     return layers
 
@@ -194,7 +196,7 @@ def _flops_backward(grad_out, coords, feats, q, *others):
 def _blocks(
     grad_out, coords, feats, q, k, v, o, bias_q, bias_k, bias_v, bias_out, splits, neighbours, winners, *numbers
 ):  # fmt: skip
-    """The operator in plain torch for a block of rows, to be differentiated twice; neighbours and winners are constant."""
+    """The operator in plain torch for a block of rows, to be differentiated twice; neighbours, winners are constant."""
     scale, aggregates, activation, offset, _ = numbers
     numbers = second.row_numbers(neighbours, splits)
     ranks = second.flat(winners, splits) if second.given(winners) else None
