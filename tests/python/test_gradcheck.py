@@ -8,7 +8,19 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from muvox.gradcheck import CASES, DTYPES, OPS, Inputs, Op, applies, check, gradcheck, references, run
+from muvox.gradcheck import (
+    CASES,
+    DTYPES,
+    OPS,
+    Inputs,
+    Op,
+    applies,
+    check,
+    check_second_order,
+    gradcheck,
+    references,
+    run,
+)
 from muvox.gradcheck.check import draw, finite_differences
 from muvox.gradcheck.registry import largest_gap, normal
 
@@ -88,6 +100,24 @@ def attention_without_sum(q, k, v, *, scale=None):
     return torch.exp(scores - scores.logsumexp(1, keepdim=True).detach()) @ v, scores.logsumexp(1)
 
 
+def offset_attention_without_sum(q, k, v, *, scale, eps):
+    """The division of each row taken as one by a constant."""
+    weights = (scale * q @ k.T).softmax(0)
+    return (weights @ v / (weights.sum(1, keepdim=True).detach() + eps),)
+
+
+def voxelize_without_last(feats, index, counts):
+    return references.voxelize(torch.cat([feats[:-1], feats[-1:].detach()]), torch.zeros_like(index), counts + 1)
+
+
+def devoxelize_without_last(feats, weights, index):
+    return references.devoxelize(feats, torch.cat([weights[:, :-1], weights[:, -1:].detach()], 1), index)
+
+
+def trilinear_weights_without_last(points, **options):
+    return references.trilinear_weights(torch.cat([points[:, :-1], points[:, -1:].detach()], 1), **options)
+
+
 def pool_without_last(x, *, aggregates):
     return references.pool(torch.cat([x[:-1], x[-1:].detach()]), aggregates=aggregates)
 
@@ -97,7 +127,11 @@ DROPPED = {
     "gravnet": gravnet_without_neighbours,
     "aggregate": aggregate_without_last,
     "attention": attention_without_sum,
+    "offset_attention": offset_attention_without_sum,
     "pool": pool_without_last,
+    "voxelize": voxelize_without_last,
+    "devoxelize": devoxelize_without_last,
+    "trilinear_weights": trilinear_weights_without_last,
 }
 
 
@@ -205,9 +239,66 @@ def test_command_is_green_in_under_a_minute(tmp_path):
     rows = figures["results"]
     assert {row["op"] for row in rows} == set(OPS)
     assert {row["case"] for row in rows} == {case.name for case in CASES}
+    for case in CASES:
+        for op in OPS.values():
+            ran = any(row["op"] == op.name and row["case"] == case.name for row in rows)
+            assert ran == any(applies(op, case, dtype) for dtype in DTYPES.values())
     assert {row["dtype"] for row in rows} == set(DTYPES)
     assert all(row["passed"] and row["error"] <= row["limit"] for row in rows)
     assert f"{len(rows)} checks, 0 failed" in result.output
+
+
+def test_second_derivatives_are_green(tmp_path):
+    path = tmp_path / "figures.json"
+    result = CliRunner().invoke(gradcheck, ["--second-order", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(path.read_text())["results"]
+    assert {row["op"] for row in rows} == set(OPS)
+    names = {row["case"].removesuffix(", second order") for row in rows}
+    assert {case.name for case in CASES if case.options and case.finite} <= names
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_wrong_second_derivative_is_red(name):
+    """Right outputs and right first derivatives, the second wrong by a hundredth."""
+
+    class Second(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y.view_as(y)
+
+        @staticmethod
+        def backward(ctx, g):
+            return Scale.apply(g, lambda: 1.01)
+
+    def function(**arguments):
+        return tuple(Second.apply(y) if y.requires_grad else y for y in OPS[name].function(**arguments))
+
+    result = check_second_order(replace(OPS[name], function=function), CASE["regular"])
+    assert result.failure.startswith("second derivatives: ") and not result.passed, result
+
+
+def test_an_operator_without_second_derivatives_is_red():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.square()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return 2 * g * ctx.saved_tensors[0]
+
+    once = Op(
+        "once",
+        lambda x, splits: (Once.apply(x),),
+        lambda case, generator: Inputs({"x": normal(case, 4, generator)}),
+        lambda x: (x.square(),),
+        lambda x: torch.inf,
+    )
+    result = check_second_order(once, CASE["regular"])
+    assert not result.passed and "not supported" in result.failure, result
 
 
 def test_command_other_seed_is_green_too():

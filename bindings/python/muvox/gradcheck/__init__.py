@@ -1,9 +1,10 @@
 """`muvox gradcheck`: every operator, dtype and edge case against a plain double reference and finite differences."""
 
-from .check import DTYPES, LIMITS, Result, applies, check
+from .check import DTYPES, LIMITS, Result, applies, check, check_second_order
 from .command import gradcheck, run
 from .registry import CASES, OPS, Case, Inputs, Op
 
 __all__ = [
-    "CASES", "DTYPES", "LIMITS", "OPS", "Case", "Inputs", "Op", "Result", "applies", "check", "gradcheck", "run"
+    "CASES", "DTYPES", "LIMITS", "OPS", "Case", "Inputs", "Op", "Result", "applies", "check",
+    "check_second_order", "gradcheck", "run"
 ]

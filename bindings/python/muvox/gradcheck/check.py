@@ -26,9 +26,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from . import references
-from .registry import Case, Inputs, Op
+from .registry import COLUMNS, Case, Inputs, Op, add_options
 
 DTYPES = {"double": torch.double, "float": torch.float, "half": torch.half, "bfloat16": torch.bfloat16}
 LIMITS = {torch.double: 64.0, torch.float: 64.0, torch.half: 4.0, torch.bfloat16: 4.0}
@@ -54,7 +55,10 @@ class Result:
 
 
 def applies(op: Op, case: Case, dtype: torch.dtype) -> bool:
-    """Float coordinates beside other features are a case of reduced precision only, and of operators that have both."""
+    """Float coordinates beside other features are a case of reduced precision only, and of operators that have both;
+    options one of operators that have them."""
+    if not set(case.options) <= set(op.options):
+        return False
     return not case.mixed or (bool(op.precise) and dtype in (torch.half, torch.bfloat16))
 
 
@@ -82,6 +86,7 @@ def call(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tens
     """The operator's outputs."""
     arguments = dict(zip(inputs.floating, arrange(case, leaves)))
     arguments |= {name: to_sets(case, t) for name, t in inputs.fixed.items()}
+    arguments |= {name: arguments[name].squeeze(-1) for name in COLUMNS if name in arguments}
     splits = torch.tensor((0, *case.lengths)).cumsum(0) if case.ragged else None
     return op.function(**arguments, splits=splits, **inputs.options)
 
@@ -94,13 +99,23 @@ def rows_of(case: Case, inputs: Inputs, leaves: list[Tensor]) -> dict[str, Tenso
 
 def reference(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     """The plain outputs, from double leaves."""
-    return references.set_by_set(op.reference, rows_of(case, inputs, leaves), list(case.lengths), inputs.options)
+    return references.set_by_set(
+        op.reference, rows_of(case, inputs, leaves), list(case.lengths), inputs.options, op.blank
+    )
 
 
 def margin(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> float:
     parts = [t.split(list(case.lengths)) for t in rows_of(case, inputs, leaves).values()]
     names = [*inputs.floating, *inputs.fixed]
-    return min(op.margin(**dict(zip(names, rows)), **inputs.options) for rows in zip(*parts) if len(rows[0]))
+    margins = [torch.inf]
+    for rows in zip(*parts):
+        named = dict(zip(names, rows))
+        mask = named.pop("mask", None)
+        if mask is not None:
+            named = {name: t[mask.squeeze(-1)] for name, t in named.items()}
+        if len(next(iter(named.values()))):
+            margins.append(op.margin(**named, **inputs.options))
+    return min(margins)
 
 
 def draw(op: Op, case: Case, dtype: torch.dtype, seed: int) -> tuple[Inputs, list[Tensor]]:
@@ -112,11 +127,12 @@ def draw(op: Op, case: Case, dtype: torch.dtype, seed: int) -> tuple[Inputs, lis
     if needed and dtype == torch.double and case.finite:
         needed = STABLE
     for attempt in range(500):
-        inputs = op.draw(case, seeded(seed, op.name, case.name, str(dtype), attempt))
+        generator = seeded(seed, op.name, case.name, str(dtype), attempt)
+        inputs = add_options(case, op.draw(case, generator), generator)
         leaves = []
         for name, values in inputs.floating.items():
-            own = torch.float if case.mixed and name in op.precise else dtype
-            leaves.append(to_sets(case, values.to(own)))
+            precise = name in COLUMNS or case.mixed and name in op.precise
+            leaves.append(to_sets(case, values.to(torch.float if precise and dtype != torch.double else dtype)))
         if not needed or margin(op, case, inputs, [leaf.double() for leaf in leaves]) > needed:
             return inputs, leaves
     raise RuntimeError(f"{op.name}: no inputs of case {case.name} without near ties in 500 draws")
@@ -147,13 +163,13 @@ def gradients(outputs: list[Tensor], leaves: list[Tensor], entering: list[Tensor
     return [None if not x.requires_grad else torch.zeros_like(x) if (g := next(rest)) is None else g for x in leaves]
 
 
-def ulps(got: Tensor, right: Tensor) -> float:
-    """Largest error of got in ulps of its dtype at right's largest value; equal infinities are no error."""
+def ulps(got: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> float:
+    """Largest error of got in ulps of dtype (its own) at right's largest value; equal infinities are no error."""
     if got.shape != right.shape:
         raise AssertionError(f"shape {tuple(got.shape)}, expected {tuple(right.shape)}")
     if not got.numel():
         return 0.0
-    info = torch.finfo(got.dtype)
+    info = torch.finfo(dtype or got.dtype)
     finite = right.isfinite()
     unit = max(info.eps * right[finite].abs().max().item() if finite.any() else 0.0, info.tiny * info.eps)
     error = torch.where(got.double() == right, 0.0, (got.double() - right).abs() / unit)
@@ -165,8 +181,8 @@ def limit_of(case: Case, dtype: torch.dtype) -> float:
     return LIMITS[dtype] * (case.slack if dtype in (torch.float, torch.double) else 1.0)
 
 
-def share(case: Case, got: Tensor, right: Tensor) -> float:
-    return ulps(got, right) / limit_of(case, got.dtype)
+def share(case: Case, got: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> float:
+    return ulps(got, right, dtype) / limit_of(case, dtype or got.dtype)
 
 
 def compare(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor], wanted: list[int], outputs_used: list[int],
@@ -187,14 +203,15 @@ def compare(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor], wanted: li
     shaped = [g.double().reshape(z.shape) for g, z in zip(used[2], used[1])]
     grads = gradients(used[0], leaves, used[2])
     again = gradients(used[0], leaves, used[2])
-    for g, h, d, leaf in zip(grads, again, gradients(used[1], doubles, shaped), leaves):
+    for name, g, h, d, leaf in zip(inputs.floating, grads, again, gradients(used[1], doubles, shaped), leaves):
         if g is None:
             continue
         if g.dtype != leaf.dtype:
             return math.inf, f"gradient in {g.dtype}, expected {leaf.dtype}"
         if not torch.equal(g, h) and not g.isnan().any():
             return math.inf, "gradient differs from run to run"
-        errors.append(share(case, g, d))
+        # Gradients of row weights and biases are made from outputs that were rounded to the features' dtype.
+        errors.append(share(case, g, d, leaves[0].dtype if name in COLUMNS else g.dtype))
     return max(errors), ""
 
 
@@ -212,6 +229,38 @@ def finite_differences(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor])
     except RuntimeError as error:
         return "finite differences: " + " ".join(str(error).split())[:300]
     return ""
+
+
+def second_order(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> str:
+    """torch.autograd.gradgradcheck in double; what it found, in one line."""
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+
+    def function(*xs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.where(y.isfinite(), y, 0.0) for y in is_floating(call(op, case, inputs, list(xs))))
+
+    generator = seeded(op.name, case.name, "second order")
+    entering = [torch.randn(y.shape, dtype=y.dtype, generator=generator).requires_grad_() for y in function(*leaves)]
+    first = torch.autograd.grad(function(*leaves), leaves, entering, create_graph=True)
+    try:
+        sums = [g.sum() for g in first if g.requires_grad]
+        twice = torch.autograd.grad(sums, [*leaves, *entering], retain_graph=True, allow_unused=True) if sums else ()
+    except RuntimeError as error:
+        return "second derivatives are not supported: " + " ".join(str(error).split())[:300]
+    if all(g is None for g in twice):  # first derivatives always depend on the gradient that enters
+        return "second derivatives are not supported"
+    largest = max(g.detach().abs().max().item() for g in first)
+    try:
+        torch.autograd.gradgradcheck(
+            function, leaves, entering, eps=1e-6, atol=1e-6 * (1 + largest), rtol=1e-4, fast_mode=True, nondet_tol=0.0
+        )
+    except GradcheckError as error:
+        return "second derivatives: " + " ".join(str(error).split())[:300]
+    return ""
+
+
+def differentiates_twice(case: Case) -> bool:
+    """Whether second derivatives are checked in this case: its inputs are few and no choice hangs on a step."""
+    return case.finite and case.points == "distinct" and 0 < sum(case.lengths) < 20 and not case.mixed
 
 
 def subsets(case: Case, inputs: int, outputs: int) -> list[tuple[list[int], list[int]]]:
@@ -250,6 +299,18 @@ def threads_for(case: Case):
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def check_second_order(op: Op, case: Case, seed: int = 0) -> Result:
+    """One row of the table: second derivatives in double against finite differences of the first."""
+    begin = time.perf_counter()
+    try:
+        with threads_for(case):
+            failure = second_order(op, case, *draw(op, case, torch.double, seed))
+    except Exception as problem:  # as below
+        failure = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+    error = math.inf if failure else 0.0
+    return Result(op.name, f"{case.name}, second order", "double", error, 0.0, time.perf_counter() - begin, failure)
 
 
 def check(op: Op, case: Case, dtype: str, seed: int = 0) -> Result:

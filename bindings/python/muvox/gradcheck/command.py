@@ -12,7 +12,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ..files import atomic_write
-from .check import DTYPES, Result, applies, check
+from .check import DTYPES, Result, applies, check, check_second_order, differentiates_twice
 from .registry import CASES, OPS, Case, Op
 
 
@@ -23,6 +23,14 @@ def run(ops: Iterable[Op], cases: Iterable[Case], dtypes: Iterable[str], seed: i
             for dtype in dtypes:
                 if applies(op, case, DTYPES[dtype]):
                     yield check(op, case, dtype, seed)
+
+
+def run_second_order(ops: Iterable[Op], cases: Iterable[Case], seed: int = 0) -> Iterator[Result]:
+    """Second derivatives in double, of every combination that has them."""
+    for op in ops:
+        for case in cases:
+            if differentiates_twice(case) and applies(op, case, DTYPES["double"]):
+                yield check_second_order(op, case, seed)
 
 
 def table_of(results: list[Result]) -> Table:
@@ -56,9 +64,10 @@ def save(path: str, seed: int, results: list[Result]) -> None:
 @click.option("--case", "cases", multiple=True, type=click.Choice([c.name for c in CASES]), help="Only this case.")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)), help="Only this dtype.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write all figures to this file.")
+@click.option("--second-order", is_flag=True, help="Check second derivatives instead, in double.")
 @click.option("--seed", default=0, show_default=True, help="Other inputs.")
 @click.pass_context
-def gradcheck(context: click.Context, ops, cases, dtypes, json_file, seed) -> None:
+def gradcheck(context: click.Context, ops, cases, dtypes, json_file, second_order, seed) -> None:
     """Check every operator's gradient against finite differences and a plain double reference.
 
     Exit status 1 if any check fails.
@@ -66,7 +75,13 @@ def gradcheck(context: click.Context, ops, cases, dtypes, json_file, seed) -> No
     console = Console()
     chosen_ops = [OPS[name] for name in ops or OPS]
     chosen_cases = [c for c in CASES if not cases or c.name in cases]
-    checks = run(chosen_ops, chosen_cases, dtypes or DTYPES, seed)
+    if second_order and dtypes and "double" not in dtypes:
+        raise click.UsageError("--second-order is a check in double")
+    checks = (
+        run_second_order(chosen_ops, chosen_cases, seed)
+        if second_order
+        else run(chosen_ops, chosen_cases, dtypes or DTYPES, seed)
+    )
     results = list(track(checks, "checking", console=console, transient=True, disable=not console.is_terminal))
     console.print(table_of(results))
     failures = [r for r in results if not r.passed]
