@@ -294,3 +294,67 @@ def test_gravnet_is_knn_then_aggregate(seed, M, k):
     neighbours, distance2 = muvox.knn(x[:, :4], k)
     composed = muvox.aggregate(x[:, 4:], neighbours, torch.exp(-10 * distance2), aggregates=ALL)
     torch.testing.assert_close(gravnet(x, None, k)[0], composed, rtol=1e-13, atol=1e-13)
+
+
+MASKED = {
+    "knn": lambda x, splits, k, **mask: muvox.knn(
+        x[..., :4].contiguous(), k, splits=splits, max_radius=1.5, return_counts=True, **mask
+    ),
+    "gravnet": lambda x, splits, k, **mask: (
+        muvox.gravnet(x[..., :4], x[..., 4:9], k, splits=splits, aggregates=ALL, **mask, **weighed(x, 9)),
+    ),
+    "attention": lambda x, splits, k, **mask: muvox.attention(
+        x[..., :3], x[..., 3:6], x[..., 6:9], splits=splits, return_lse=True, **mask, **weighed(x, 9)
+    ),
+    "offset_attention": lambda x, splits, k, **mask: (
+        muvox.offset_attention(x[..., :3], x[..., 3:6], x[..., 6:], splits=splits, **mask),
+    ),
+    "pool": lambda x, splits, k, **mask: (
+        muvox.pool(x[..., :9], splits=splits, aggregates=ALL, **mask, **weighed(x, 9)),
+    ),
+}
+
+
+def weighed(x, column):
+    """Row weights from a column of x, in float at least."""
+    return {"row_weights": x[..., column].abs().to(torch.promote_types(x.dtype, torch.float))}
+
+
+def masked_gradient(op, x, splits, k, **mask):
+    """As with_gradient; distances that are +inf take none."""
+    x = x.detach().requires_grad_()
+    outputs = op(x, splits, k, **mask)
+    sums = [torch.where(y.isfinite(), y, 0).sum() for y in outputs if y.is_floating_point() and y.requires_grad]
+    return *outputs, torch.autograd.grad(sums, x)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.float, torch.double])
+@pytest.mark.parametrize("name", MASKED)
+@few
+@given(seeds, lengths, ks)
+def test_masked_rows_equal_removed_rows(name, dtype, seed, lengths, k):
+    """Rows of NaN under the mask: to rounding the results of the others without them, and nothing in their place."""
+    N = sum(lengths)
+    x = features(seed, (N,), dtype)
+    mask = torch.rand(N, generator=torch.Generator().manual_seed(seed)) < 0.6
+    splits = torch.tensor([0, *lengths]).cumsum(0)
+    shorter = torch.cat([torch.zeros(1, dtype=torch.int64), mask.cumsum(0)])[splits]
+    got = masked_gradient(MASKED[name], x.masked_fill(~mask[:, None], math.nan), splits, k, mask=mask)
+    right = masked_gradient(MASKED[name], x[mask], shorter, k)
+    for n, (y, z) in enumerate(zip(got, right)):
+        per_row = name != "pool" or n == len(got) - 1
+        kept = y[mask] if per_row else y
+        if name == "knn" and n == 0:  # rows of the whole set: numbered without the masked ones
+            before = mask.cumsum(0) - mask.long()
+            first = torch.repeat_interleave(splits[:-1], splits.diff())[mask][:, None]
+            whole = (kept + first).clamp(min=0)
+            kept = torch.where(kept >= 0, (before[whole] - before[first]).to(kept.dtype), -1)
+        torch.testing.assert_close(kept, z, rtol=4 * tolerance(y.dtype), atol=4 * tolerance(y.dtype))
+        if per_row:
+            blank = {("knn", 0): -1, ("knn", 1): math.inf, ("attention", 1): -math.inf}.get((name, n), 0)
+            assert (y[~mask] == blank).all()
+
+
+def tolerance(dtype):
+    """Sums may run in other blocks: exact for integers."""
+    return 2 * torch.finfo(dtype).eps if dtype.is_floating_point else 0
