@@ -1,5 +1,7 @@
 """What holds for every operator: registration, compilation, threads, memory, devices; and the shared object itself."""
 
+import doctest
+import importlib
 import os
 import subprocess
 import warnings
@@ -336,6 +338,14 @@ def test_errors_do_not_leak():
         raise AssertionError("k = 0 is not refused")
 
     assert grows(fails) < 2 << 20
+
+
+@each_op
+def test_examples_of_the_docstrings(op):
+    names = dict(torch=torch, muvox=muvox, coords=torch.randn(2, 30, 3), points=torch.rand(9, 3))
+    names["feats"] = torch.randn(600, 4) if op == "devoxelize" else torch.randn(2, 30, 4)
+    result = doctest.testmod(importlib.import_module(f"muvox.ops.{op}"), extraglobs=names)
+    assert result.attempted and not result.failed
 
 
 # The shared object
