@@ -4,6 +4,7 @@ import doctest
 import importlib
 import os
 import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -400,3 +401,16 @@ def test_broken_shared_object(monkeypatch, tmp_path):
     monkeypatch.setenv("MUVOX_BUILD", str(tmp_path))
     with pytest.raises(ImportError, match="muvox cannot load"):
         _library._load()
+
+
+# Threads
+
+
+@pytest.mark.parametrize("given, first, expected", [("", "muvox", "1000"), ("7", "muvox", "7"), ("", "torch", "None")])
+def test_waiting_threads_sleep_soon(given, first, expected):
+    """Set before torch brings the OpenMP runtime, and never over the user's own choice."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    environment |= {"GOMP_SPINCOUNT": given} if given else {}
+    code = f"import {first}, muvox, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected

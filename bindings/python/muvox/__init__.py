@@ -5,6 +5,7 @@
 
 import importlib
 
+from muvox import _threads  # noqa: F401  (first: it has to come before torch)
 from muvox import _library
 from muvox.ops import (
     aggregate,
