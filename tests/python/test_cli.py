@@ -291,6 +291,8 @@ def test_a_stopped_run_leaves_no_partial_file(tmp_path, trained, stop, code):
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        # A shell gives its background jobs an ignored SIGINT, which they would hand on to this process.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     started = time.monotonic()
     while not list(tmp_path.glob(".out.h5.*.tmp")):
