@@ -98,6 +98,27 @@ double aggregate_reference(muvox_aggregate_kind kind, const muvox_matrix *feats,
     return kind == MUVOX_SUM ? sum : best;
 }
 
+void store_aggregates_reference(muvox_aggregates aggregates, const muvox_matrix *feats, const muvox_output *out,
+                                const muvox_output *winners, const muvox_sets *sets, int64_t s, int64_t i,
+                                const muvox_neighbourhood *around)
+{
+    const int64_t F = feats->cols;
+
+    for (int a = 0, w = 0; a < aggregate_count(aggregates); a++) {
+        const muvox_aggregate_kind kind = aggregate_at(aggregates, a);
+        const bool                 wins = kind == MUVOX_MAX || kind == MUVOX_ABSMAX;
+
+        for (int64_t f = 0; f < F; f++) {
+            int64_t      winner = -1;
+            const double value = aggregate_reference(kind, feats, sets, s, f, around, &winner);
+
+            if (out->data) set_element(out->data, out->dtype, ROW(out, sets, s, i) + a * F + f, value);
+            if (wins && winners->data) set_rank(winners, ROW(winners, sets, s, i) + w * F + f, winner);
+        }
+        w += wins;
+    }
+}
+
 double dm_reference(muvox_aggregates aggregates, const muvox_matrix *grad_out, const muvox_output *winners,
                     const muvox_matrix *feats, const muvox_sets *sets, int64_t s, int64_t i, int64_t f, int64_t r,
                     const muvox_neighbourhood *around)
@@ -133,7 +154,7 @@ static void neighbourhood(const muvox_aggregate *op, int64_t s, int64_t i, int64
 
 muvox_status aggregate_forward_reference(muvox_context *ctx, const muvox_aggregate *op)
 {
-    const int64_t F = op->feats.cols, k = op->neighbours.cols;
+    const int64_t k = op->neighbours.cols;
     int64_t      *rows;
     void         *workspace;
 
@@ -145,19 +166,7 @@ muvox_status aggregate_forward_reference(muvox_context *ctx, const muvox_aggrega
     for (int64_t s = 0; s < op->sets.count; s++)
         for (int64_t i = 0; i < set_rows(&op->sets, s); i++) {
             neighbourhood(op, s, i, rows, weights);
-            for (int a = 0, w = 0; a < aggregate_count(op->aggregates); a++) {
-                const muvox_aggregate_kind kind = aggregate_at(op->aggregates, a);
-                const bool                 wins = kind == MUVOX_MAX || kind == MUVOX_ABSMAX;
-
-                for (int64_t f = 0; f < F; f++) {
-                    int64_t winner = -1;
-
-                    OUT(out, s, i, a * F + f, aggregate_reference(kind, &op->feats, &op->sets, s, f, &around, &winner));
-                    if (wins && op->winners.data)
-                        set_rank(&op->winners, ROW(&op->winners, &op->sets, s, i) + w * F + f, winner);
-                }
-                w += wins;
-            }
+            store_aggregates_reference(op->aggregates, &op->feats, &op->out, &op->winners, &op->sets, s, i, &around);
         }
     workspace_free(ctx, workspace);
     return MUVOX_OK;

@@ -75,7 +75,7 @@ static double weight(const muvox_gravnet *op, int64_t s, int64_t i, int64_t j)
 
 muvox_status gravnet_forward_reference(muvox_context *ctx, const muvox_gravnet *op)
 {
-    const int64_t F = op->feats.cols, k = op->k;
+    const int64_t k = op->k;
     int64_t      *rows;
     void         *workspace;
 
@@ -105,19 +105,7 @@ muvox_status gravnet_forward_reference(muvox_context *ctx, const muvox_gravnet *
                 weights[r] = rows[r] < 0 ? 0 : weight(op, s, i, rows[r]);
                 OUT(neighbours, s, i, r, (double)rows[r]);
             }
-            for (int a = 0, w = 0; a < aggregate_count(op->aggregates); a++) {
-                const muvox_aggregate_kind kind = aggregate_at(op->aggregates, a);
-                const bool                 wins = kind == MUVOX_MAX || kind == MUVOX_ABSMAX;
-
-                for (int64_t f = 0; f < F; f++) {
-                    int64_t winner = -1;
-
-                    OUT(out, s, i, a * F + f, aggregate_reference(kind, &op->feats, &op->sets, s, f, &around, &winner));
-                    if (wins && op->winners.data)
-                        set_rank(&op->winners, ROW(&op->winners, &op->sets, s, i) + w * F + f, winner);
-                }
-                w += wins;
-            }
+            store_aggregates_reference(op->aggregates, &op->feats, &op->out, &op->winners, &op->sets, s, i, &around);
         }
     }
     workspace_free(ctx, workspace);

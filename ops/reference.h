@@ -42,6 +42,11 @@ typedef struct {
 double aggregate_reference(muvox_aggregate_kind kind, const muvox_matrix *feats, const muvox_sets *sets, int64_t s,
                            int64_t f, const muvox_neighbourhood *around, int64_t *winner);
 
+/* All outputs of aggregate.h for row i of set s, and their winners, each if it is wanted. */
+void store_aggregates_reference(muvox_aggregates aggregates, const muvox_matrix *feats, const muvox_output *out,
+                                const muvox_output *winners, const muvox_sets *sets, int64_t s, int64_t i,
+                                const muvox_neighbourhood *around);
+
 /* dm[r,f] of aggregate.h for row i of set s. */
 double dm_reference(muvox_aggregates aggregates, const muvox_matrix *grad_out, const muvox_output *winners,
                     const muvox_matrix *feats, const muvox_sets *sets, int64_t s, int64_t i, int64_t f, int64_t r,
