@@ -1,7 +1,7 @@
 /* aggregate: argument check, plain reference, entry points. The tuned kernels are in aggregate_kernel.inc. */
 #include "muvox/aggregate.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
@@ -22,12 +22,18 @@ static muvox_status check(muvox_context *ctx, const muvox_aggregate *op)
     FORWARD(check_matrix(ctx, "aggregate", "feats", &op->feats, N, -1));
     FORWARD(check_matrix(ctx, "aggregate", "neighbours", &op->neighbours, N, -1));
     FORWARD(check_matrix(ctx, "aggregate", "weights", &op->weights, N, k));
-    FORWARD(check_sets(ctx, "aggregate", &op->sets));
-    return check_neighbours(ctx, "aggregate", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
-                            k, &op->sets, &op->sets);
+    return check_sets(ctx, "aggregate", &op->sets);
 }
 
-static muvox_status check_forward(muvox_context *ctx, const muvox_aggregate *op)
+/* What the checks before do not read. */
+static muvox_status check_data(muvox_context *ctx, const muvox_aggregate *op)
+{
+    FORWARD(check_splits(ctx, "aggregate", &op->sets));
+    return check_neighbours(ctx, "aggregate", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
+                            op->neighbours.cols, &op->sets, &op->sets);
+}
+
+muvox_status check_aggregate_forward(muvox_context *ctx, const muvox_aggregate *op)
 {
     const int64_t F = op->feats.cols, k = op->neighbours.cols;
 
@@ -38,7 +44,7 @@ static muvox_status check_forward(muvox_context *ctx, const muvox_aggregate *op)
                             rank_dtype(k));
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_aggregate *op)
+muvox_status check_aggregate_backward(muvox_context *ctx, const muvox_aggregate *op)
 {
     const int64_t N = op->sets.rows, F = op->feats.cols;
 
@@ -220,7 +226,8 @@ muvox_status muvox_aggregate_forward(muvox_context *ctx, const muvox_aggregate *
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_forward(ctx, op));
+    FORWARD(check_aggregate_forward(ctx, op));
+    FORWARD(check_data(ctx, op));
     FORWARD(kernels_for(ctx, "aggregate", op->feats.dtype, &kernels));
     return kernels->aggregate_forward(ctx, op);
 }
@@ -229,7 +236,8 @@ muvox_status muvox_aggregate_backward(muvox_context *ctx, const muvox_aggregate 
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_aggregate_backward(ctx, op));
+    FORWARD(check_data(ctx, op));
     FORWARD(kernels_for(ctx, "aggregate", op->feats.dtype, &kernels));
     return kernels->aggregate_backward(ctx, op);
 }

@@ -1,7 +1,7 @@
 /* attention: argument check, plain reference, entry points. The tuned kernels are in attention_kernel.inc. */
 #include "muvox/attention.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "convert.h"
 #include "reference.h"
@@ -29,17 +29,24 @@ static muvox_status check(muvox_context *ctx, const muvox_attention *op)
                 dtype_name(op->bias.dtype), dtype_name(statistics));
     }
     FORWARD(check_sets(ctx, "attention", &op->sets));
-    return check_row_weights(ctx, "attention", &op->row_weights, statistics, &op->sets);
+    return check_row_weights(ctx, "attention", &op->row_weights, statistics, op->sets.rows);
 }
 
-static muvox_status check_forward(muvox_context *ctx, const muvox_attention *op)
+/* What the checks before do not read. */
+static muvox_status check_data(muvox_context *ctx, const muvox_attention *op)
+{
+    FORWARD(check_splits(ctx, "attention", &op->sets));
+    return check_weight_values(ctx, "attention", &op->row_weights, &op->sets);
+}
+
+muvox_status check_attention_forward(muvox_context *ctx, const muvox_attention *op)
 {
     FORWARD(check(ctx, op));
     FORWARD(check_row_output(ctx, "attention", "out", &op->out, &op->sets, op->v.cols, op->q.dtype));
     return check_row_output(ctx, "attention", "lse", &op->lse, &op->sets, 1, wide_dtype(op->q.dtype));
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_attention *op)
+muvox_status check_attention_backward(muvox_context *ctx, const muvox_attention *op)
 {
     const int64_t N = op->sets.rows, A = op->q.cols, C = op->v.cols;
 
@@ -195,7 +202,8 @@ muvox_status muvox_attention_forward(muvox_context *ctx, const muvox_attention *
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_forward(ctx, op));
+    FORWARD(check_attention_forward(ctx, op));
+    FORWARD(check_data(ctx, op));
     FORWARD(kernels_for(ctx, "attention", op->q.dtype, &kernels));
     return kernels->attention_forward(ctx, op);
 }
@@ -204,7 +212,8 @@ muvox_status muvox_attention_backward(muvox_context *ctx, const muvox_attention 
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_attention_backward(ctx, op));
+    FORWARD(check_data(ctx, op));
     FORWARD(kernels_for(ctx, "attention", op->q.dtype, &kernels));
     return kernels->attention_backward(ctx, op);
 }

@@ -27,18 +27,25 @@ muvox_status check_call(muvox_context *ctx, const char *op, size_t given, size_t
 
 muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *sets)
 {
-    const int64_t *splits = sets->splits, S = sets->count;
+    const int64_t S = sets->count;
 
     REQUIRE(S >= 0 && sets->rows >= 0, MUVOX_BAD_ARGUMENT, "%s: sets has %lld sets of %lld rows, expected 0 or more",
             op, (long long)S, (long long)sets->rows);
-    if (!splits) {
+    if (!sets->splits) {
         REQUIRE(sets->size >= 0 && (S == 0 || sets->rows / S == sets->size) && sets->rows == S * sets->size,
                 MUVOX_BAD_ARGUMENT, "%s: %lld sets of %lld rows do not make %lld rows", op, (long long)S,
                 (long long)sets->size, (long long)sets->rows);
         REQUIRE(sets->size <= INT32_MAX, MUVOX_UNSUPPORTED, "%s: a set of %lld rows, at most %d are supported", op,
                 (long long)sets->size, INT32_MAX);
-        return MUVOX_OK;
     }
+    return MUVOX_OK;
+}
+
+muvox_status check_splits(muvox_context *ctx, const char *op, const muvox_sets *sets)
+{
+    const int64_t *splits = sets->splits, S = sets->count;
+
+    if (!splits) return MUVOX_OK;
     REQUIRE(splits[0] == 0, MUVOX_BAD_ARGUMENT, "%s: splits begin at %lld, expected 0", op, (long long)splits[0]);
     REQUIRE(splits[S] == sets->rows, MUVOX_BAD_ARGUMENT, "%s: splits end at %lld, expected the number of rows, %lld",
             op, (long long)splits[S], (long long)sets->rows);
@@ -200,13 +207,18 @@ muvox_status check_mask(muvox_context *ctx, const char *op, const muvox_matrix *
 }
 
 muvox_status check_row_weights(muvox_context *ctx, const char *op, const muvox_matrix *weights, muvox_dtype dtype,
-                               const muvox_sets *sets)
+                               int64_t rows)
 {
     if (!weights->data) return MUVOX_OK;
     REQUIRE(weights->dtype == dtype, MUVOX_BAD_DTYPE, "%s: row_weights is %s, expected %s", op,
             dtype_name(weights->dtype), dtype_name(dtype));
-    FORWARD(check_matrix(ctx, op, "row_weights", weights, sets->rows, 1));
-    for (int64_t s = 0; s < sets->count; s++)
+    return check_matrix(ctx, op, "row_weights", weights, rows, 1);
+}
+
+muvox_status check_weight_values(muvox_context *ctx, const char *op, const muvox_matrix *weights,
+                                 const muvox_sets *sets)
+{
+    for (int64_t s = 0; weights->data && s < sets->count; s++)
         for (int64_t i = 0; i < set_rows(sets, s); i++) {
             const double weight = element(weights->data, weights->dtype, ROW(weights, sets, s, i));
 

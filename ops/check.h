@@ -1,5 +1,6 @@
 /* Errors are values: a check fills ctx->message and returns a status, FORWARD passes a status up.
- * Checks stand apart from compute, one function per operator, shared by the CPU and CUDA. */
+ * Checks stand apart from compute. Those of an operator (checks.h) read no data, so the CPU and CUDA share them; what data
+ * must hold is checked by functions of its own. */
 #ifndef MUVOX_OPS_CHECK_H
 #define MUVOX_OPS_CHECK_H
 
@@ -24,14 +25,21 @@
 
 #define MAX_AGGREGATES 8
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* "half", "bfloat16", …: how messages name a dtype. */
 const char *dtype_name(muvox_dtype dtype);
 
 /* Context and descriptor have the size this library knows; clears the message. */
 muvox_status check_call(muvox_context *ctx, const char *op, size_t given, size_t needed);
 
-/* Sets are well formed: counts are not negative, splits run from 0 to rows and never decrease. */
+/* Sets are well formed, as far as that shows without splits, which may lie on a device. */
 muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *sets);
+
+/* The values of splits run from 0 to rows and never decrease. */
+muvox_status check_splits(muvox_context *ctx, const char *op, const muvox_sets *sets);
 
 /* Shape and strides of an input or of a wanted output; cols < 0: any width of at least 1. */
 muvox_status check_matrix(muvox_context *ctx, const char *op, const char *name, const muvox_matrix *m, int64_t rows,
@@ -71,9 +79,13 @@ muvox_status check_same_arithmetic(muvox_context *ctx, const char *op, const cha
 /* mask is (N, 1) uint8, or not given. */
 muvox_status check_mask(muvox_context *ctx, const char *op, const muvox_matrix *mask, int64_t rows);
 
-/* row_weights is (N, 1) of this dtype and nowhere negative, or not given; sets were checked before. */
+/* row_weights is (N, 1) of this dtype, or not given. */
 muvox_status check_row_weights(muvox_context *ctx, const char *op, const muvox_matrix *weights, muvox_dtype dtype,
-                               const muvox_sets *sets);
+                               int64_t rows);
+
+/* No row weight is negative; sets and splits were checked before. */
+muvox_status check_weight_values(muvox_context *ctx, const char *op, const muvox_matrix *weights,
+                                 const muvox_sets *sets);
 
 /* Only options of `known` are set, and the radius is usable if it is asked for. */
 muvox_status check_search(muvox_context *ctx, const char *op, unsigned options, unsigned known, double max_radius);
@@ -120,4 +132,7 @@ static inline muvox_dtype rank_dtype(int64_t k)
     return k <= 254 ? MUVOX_U8 : MUVOX_I32;
 }
 
+#ifdef __cplusplus
+}
+#endif
 #endif

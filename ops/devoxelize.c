@@ -1,11 +1,11 @@
 /* devoxelize: argument check, plain reference, entry points. The tuned kernels are in devoxelize_kernel.inc. */
 #include "muvox/devoxelize.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
-static muvox_status check(muvox_context *ctx, const muvox_devoxelize *op)
+muvox_status check_devoxelize_forward(muvox_context *ctx, const muvox_devoxelize *op)
 {
     const int64_t N = op->index.rows, K = op->index.cols;
 
@@ -20,11 +20,11 @@ static muvox_status check(muvox_context *ctx, const muvox_devoxelize *op)
     return check_output(ctx, "devoxelize", "out", &op->out, N, op->feats.cols, op->feats.dtype);
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_devoxelize *op)
+muvox_status check_devoxelize_backward(muvox_context *ctx, const muvox_devoxelize *op)
 {
     const int64_t N = op->index.rows, C = op->feats.cols;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_devoxelize_forward(ctx, op));
     FORWARD(check_matrix(ctx, "devoxelize", "grad_out", &op->grad_out, N, C));
     FORWARD(check_same_dtype(ctx, "devoxelize", "grad_out", op->grad_out.dtype, "feats", op->feats.dtype));
     FORWARD(check_output(ctx, "devoxelize", "grad_feats", &op->grad_feats, op->feats.rows, C, op->feats.dtype));
@@ -97,7 +97,7 @@ muvox_status muvox_devoxelize_forward(muvox_context *ctx, const muvox_devoxelize
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_devoxelize_forward(ctx, op));
     FORWARD(kernels_for(ctx, "devoxelize", op->feats.dtype, &kernels));
     return kernels->devoxelize_forward(ctx, op);
 }
@@ -106,7 +106,7 @@ muvox_status muvox_devoxelize_backward(muvox_context *ctx, const muvox_devoxeliz
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_devoxelize_backward(ctx, op));
     FORWARD(kernels_for(ctx, "devoxelize", op->feats.dtype, &kernels));
     return kernels->devoxelize_backward(ctx, op);
 }

@@ -1,7 +1,7 @@
 /* gravnet: argument check, plain reference, entry points. The tuned kernels are in gravnet_kernel.inc. */
 #include "muvox/gravnet.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
@@ -24,10 +24,17 @@ static muvox_status check(muvox_context *ctx, const muvox_gravnet *op)
     FORWARD(check_matrix(ctx, "gravnet", "feats", &op->feats, N, -1));
     FORWARD(check_mask(ctx, "gravnet", &op->mask, N));
     FORWARD(check_sets(ctx, "gravnet", &op->sets));
-    return check_row_weights(ctx, "gravnet", &op->row_weights, wide_dtype(op->feats.dtype), &op->sets);
+    return check_row_weights(ctx, "gravnet", &op->row_weights, wide_dtype(op->feats.dtype), op->sets.rows);
 }
 
-static muvox_status check_forward(muvox_context *ctx, const muvox_gravnet *op)
+/* What the checks before do not read. */
+static muvox_status check_data(muvox_context *ctx, const muvox_gravnet *op)
+{
+    FORWARD(check_splits(ctx, "gravnet", &op->sets));
+    return check_weight_values(ctx, "gravnet", &op->row_weights, &op->sets);
+}
+
+muvox_status check_gravnet_forward(muvox_context *ctx, const muvox_gravnet *op)
 {
     const int64_t F = op->feats.cols;
 
@@ -39,7 +46,7 @@ static muvox_status check_forward(muvox_context *ctx, const muvox_gravnet *op)
                             rank_dtype(op->k));
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_gravnet *op)
+muvox_status check_gravnet_backward(muvox_context *ctx, const muvox_gravnet *op)
 {
     const int64_t N = op->sets.rows, F = op->feats.cols;
 
@@ -55,10 +62,8 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_gravnet *op)
     FORWARD(check_row_output(ctx, "gravnet", "grad_feats", &op->grad_feats, &op->sets, F, op->feats.dtype));
     REQUIRE(op->row_weights.data || !op->grad_row_weights.data, MUVOX_BAD_ARGUMENT,
             "gravnet: grad_row_weights is asked for without row_weights");
-    FORWARD(check_row_output(ctx, "gravnet", "grad_row_weights", &op->grad_row_weights, &op->sets, 1,
-                             op->row_weights.dtype));
-    return check_neighbours(ctx, "gravnet", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
-                            op->k, &op->sets, &op->sets);
+    return check_row_output(ctx, "gravnet", "grad_row_weights", &op->grad_row_weights, &op->sets, 1,
+                            op->row_weights.dtype);
 }
 
 /* exp(−scale |x_i − x_j|²), and the same times the weight of row j */
@@ -180,7 +185,8 @@ muvox_status muvox_gravnet_forward(muvox_context *ctx, const muvox_gravnet *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_forward(ctx, op));
+    FORWARD(check_gravnet_forward(ctx, op));
+    FORWARD(check_data(ctx, op));
     FORWARD(kernels_for(ctx, "gravnet", op->feats.dtype, &kernels));
     return kernels->gravnet_forward(ctx, op);
 }
@@ -189,7 +195,10 @@ muvox_status muvox_gravnet_backward(muvox_context *ctx, const muvox_gravnet *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_gravnet_backward(ctx, op));
+    FORWARD(check_data(ctx, op));
+    FORWARD(check_neighbours(ctx, "gravnet", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
+                             op->k, &op->sets, &op->sets));
     FORWARD(kernels_for(ctx, "gravnet", op->feats.dtype, &kernels));
     return kernels->gravnet_backward(ctx, op);
 }

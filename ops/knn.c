@@ -1,7 +1,7 @@
 /* knn: argument check, plain reference, entry points. The tuned kernels are in knn_kernel.inc. */
 #include "muvox/knn.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
@@ -34,7 +34,14 @@ static muvox_status check(muvox_context *ctx, const muvox_knn *op)
     return check_sets(ctx, "knn", &op->sets);
 }
 
-static muvox_status check_forward(muvox_context *ctx, const muvox_knn *op)
+/* What the checks before do not read. */
+static muvox_status check_data(muvox_context *ctx, const muvox_knn *op)
+{
+    if (op->options & MUVOX_QUERIES) FORWARD(check_splits(ctx, "knn", &op->query_sets));
+    return check_splits(ctx, "knn", &op->sets);
+}
+
+muvox_status check_knn_forward(muvox_context *ctx, const muvox_knn *op)
 {
     const muvox_dtype distance = wide_dtype(op->coords.dtype);
 
@@ -44,7 +51,7 @@ static muvox_status check_forward(muvox_context *ctx, const muvox_knn *op)
     return check_row_output(ctx, "knn", "counts", &op->counts, query_sets(op), 1, MUVOX_I32);
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_knn *op)
+muvox_status check_knn_backward(muvox_context *ctx, const muvox_knn *op)
 {
     const muvox_dtype distance = wide_dtype(op->coords.dtype);
 
@@ -57,10 +64,8 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_knn *op)
             dtype_name(op->grad_distance2.dtype), dtype_name(distance));
     FORWARD(
         check_row_output(ctx, "knn", "grad_coords", &op->grad_coords, &op->sets, op->coords.cols, op->coords.dtype));
-    FORWARD(check_row_output(ctx, "knn", "grad_queries", &op->grad_queries, query_sets(op), op->coords.cols,
-                             op->coords.dtype));
-    return check_neighbours(ctx, "knn", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
-                            op->k, query_sets(op), &op->sets);
+    return check_row_output(ctx, "knn", "grad_queries", &op->grad_queries, query_sets(op), op->coords.cols,
+                            op->coords.dtype);
 }
 
 double squared_distance_reference(const muvox_matrix *a, int64_t at_a, const muvox_matrix *b, int64_t at_b)
@@ -192,7 +197,8 @@ muvox_status muvox_knn_forward(muvox_context *ctx, const muvox_knn *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_forward(ctx, op));
+    FORWARD(check_knn_forward(ctx, op));
+    FORWARD(check_data(ctx, op));
     FORWARD(kernels_for(ctx, "knn", op->coords.dtype, &kernels));
     return kernels->knn_forward(ctx, op);
 }
@@ -201,7 +207,10 @@ muvox_status muvox_knn_backward(muvox_context *ctx, const muvox_knn *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_knn_backward(ctx, op));
+    FORWARD(check_data(ctx, op));
+    FORWARD(check_neighbours(ctx, "knn", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
+                             op->k, query_sets(op), &op->sets));
     FORWARD(kernels_for(ctx, "knn", op->coords.dtype, &kernels));
     return kernels->knn_backward(ctx, op);
 }

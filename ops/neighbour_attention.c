@@ -1,7 +1,7 @@
 /* neighbour_attention: argument check, plain reference, entry points. The tuned kernels are in neighbour_attention_kernel.inc. */
 #include "muvox/neighbour_attention.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
@@ -60,7 +60,7 @@ static muvox_status check(muvox_context *ctx, const muvox_neighbour_attention *o
     return check_sets(ctx, OP, &op->sets);
 }
 
-static muvox_status check_forward(muvox_context *ctx, const muvox_neighbour_attention *op)
+muvox_status check_neighbour_attention_forward(muvox_context *ctx, const muvox_neighbour_attention *op)
 {
     const int64_t F = op->feats.cols;
 
@@ -72,7 +72,7 @@ static muvox_status check_forward(muvox_context *ctx, const muvox_neighbour_atte
                             rank_dtype(op->neighbours_k));
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_neighbour_attention *op)
+muvox_status check_neighbour_attention_backward(muvox_context *ctx, const muvox_neighbour_attention *op)
 {
     const int64_t     N = op->sets.rows, F = op->feats.cols, A = op->q.cols;
     const muvox_dtype dtype = op->feats.dtype, wide = wide_dtype(dtype);
@@ -94,9 +94,7 @@ static muvox_status check_backward(muvox_context *ctx, const muvox_neighbour_att
     FORWARD(check_output(ctx, OP, "grad_bias_q", &op->grad_bias_q, 1, A, wide));
     FORWARD(check_output(ctx, OP, "grad_bias_k", &op->grad_bias_k, 1, A, wide));
     FORWARD(check_output(ctx, OP, "grad_bias_v", &op->grad_bias_v, 1, F, wide));
-    FORWARD(check_output(ctx, OP, "grad_bias_out", &op->grad_bias_out, 1, F, wide));
-    return check_neighbours(ctx, OP, op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
-                            op->neighbours_k, &op->sets, &op->sets);
+    return check_output(ctx, OP, "grad_bias_out", &op->grad_bias_out, 1, F, wide);
 }
 
 static double activate(muvox_activation activation, double z)
@@ -476,7 +474,8 @@ muvox_status muvox_neighbour_attention_forward(muvox_context *ctx, const muvox_n
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_forward(ctx, op));
+    FORWARD(check_neighbour_attention_forward(ctx, op));
+    FORWARD(check_splits(ctx, OP, &op->sets));
     FORWARD(kernels_for(ctx, OP, op->feats.dtype, &kernels));
     return kernels->neighbour_attention_forward(ctx, op);
 }
@@ -485,7 +484,10 @@ muvox_status muvox_neighbour_attention_backward(muvox_context *ctx, const muvox_
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_neighbour_attention_backward(ctx, op));
+    FORWARD(check_splits(ctx, OP, &op->sets));
+    FORWARD(check_neighbours(ctx, OP, op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
+                             op->neighbours_k, &op->sets, &op->sets));
     FORWARD(kernels_for(ctx, OP, op->feats.dtype, &kernels));
     return kernels->neighbour_attention_backward(ctx, op);
 }

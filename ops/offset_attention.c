@@ -1,7 +1,7 @@
 /* offset_attention: argument check, plain reference, entry points. The tuned kernels are in offset_attention_kernel.inc. */
 #include "muvox/offset_attention.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
@@ -26,7 +26,7 @@ static muvox_status check(muvox_context *ctx, const muvox_offset_attention *op)
     return check_sets(ctx, OP, &op->sets);
 }
 
-static muvox_status check_forward(muvox_context *ctx, const muvox_offset_attention *op)
+muvox_status check_offset_attention_forward(muvox_context *ctx, const muvox_offset_attention *op)
 {
     FORWARD(check(ctx, op));
     REQUIRE(op->sets.rows == 0 || (op->out.data && op->column_lse.data && op->log_sum.data), MUVOX_BAD_ARGUMENT,
@@ -36,7 +36,7 @@ static muvox_status check_forward(muvox_context *ctx, const muvox_offset_attenti
     return check_row_output(ctx, OP, "log_sum", &op->log_sum, &op->sets, 1, wide_dtype(op->q.dtype));
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_offset_attention *op)
+muvox_status check_offset_attention_backward(muvox_context *ctx, const muvox_offset_attention *op)
 {
     const int64_t N = op->sets.rows, A = op->q.cols, C = op->v.cols;
 
@@ -178,7 +178,8 @@ muvox_status muvox_offset_attention_forward(muvox_context *ctx, const muvox_offs
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_forward(ctx, op));
+    FORWARD(check_offset_attention_forward(ctx, op));
+    FORWARD(check_splits(ctx, OP, &op->sets));
     FORWARD(kernels_for(ctx, OP, op->q.dtype, &kernels));
     return kernels->offset_attention_forward(ctx, op);
 }
@@ -187,7 +188,8 @@ muvox_status muvox_offset_attention_backward(muvox_context *ctx, const muvox_off
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_offset_attention_backward(ctx, op));
+    FORWARD(check_splits(ctx, OP, &op->sets));
     FORWARD(kernels_for(ctx, OP, op->q.dtype, &kernels));
     return kernels->offset_attention_backward(ctx, op);
 }

@@ -1,7 +1,7 @@
 /* pool: argument check, plain reference, entry points. The tuned kernels are in pool_kernel.inc. */
 #include "muvox/pool.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
@@ -15,10 +15,17 @@ static muvox_status check(muvox_context *ctx, const muvox_pool *op)
     FORWARD(check_matrix(ctx, "pool", "x", &op->x, op->sets.rows, -1));
     FORWARD(check_mask(ctx, "pool", &op->mask, op->sets.rows));
     FORWARD(check_sets(ctx, "pool", &op->sets));
-    return check_row_weights(ctx, "pool", &op->row_weights, wide_dtype(op->x.dtype), &op->sets);
+    return check_row_weights(ctx, "pool", &op->row_weights, wide_dtype(op->x.dtype), op->sets.rows);
 }
 
-static muvox_status check_forward(muvox_context *ctx, const muvox_pool *op)
+/* What the checks before do not read. */
+static muvox_status check_data(muvox_context *ctx, const muvox_pool *op)
+{
+    FORWARD(check_splits(ctx, "pool", &op->sets));
+    return check_weight_values(ctx, "pool", &op->row_weights, &op->sets);
+}
+
+muvox_status check_pool_forward(muvox_context *ctx, const muvox_pool *op)
 {
     const int64_t S = op->sets.count, F = op->x.cols;
 
@@ -27,7 +34,7 @@ static muvox_status check_forward(muvox_context *ctx, const muvox_pool *op)
     return check_output(ctx, "pool", "winners", &op->winners, S, winner_count(op->aggregates) * F, MUVOX_I32);
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_pool *op)
+muvox_status check_pool_backward(muvox_context *ctx, const muvox_pool *op)
 {
     const int64_t S = op->sets.count, F = op->x.cols;
 
@@ -149,7 +156,8 @@ muvox_status muvox_pool_forward(muvox_context *ctx, const muvox_pool *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_forward(ctx, op));
+    FORWARD(check_pool_forward(ctx, op));
+    FORWARD(check_data(ctx, op));
     FORWARD(kernels_for(ctx, "pool", op->x.dtype, &kernels));
     return kernels->pool_forward(ctx, op);
 }
@@ -158,7 +166,8 @@ muvox_status muvox_pool_backward(muvox_context *ctx, const muvox_pool *op)
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_pool_backward(ctx, op));
+    FORWARD(check_data(ctx, op));
     FORWARD(kernels_for(ctx, "pool", op->x.dtype, &kernels));
     return kernels->pool_backward(ctx, op);
 }

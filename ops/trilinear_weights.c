@@ -1,7 +1,7 @@
 /* trilinear_weights: argument check, plain reference, entry points. The tuned kernels are in trilinear_weights_kernel.inc. */
 #include "muvox/trilinear_weights.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
@@ -9,7 +9,7 @@
 
 #define OP "trilinear_weights"
 
-static muvox_status check(muvox_context *ctx, const muvox_trilinear_weights *op)
+muvox_status check_trilinear_weights_forward(muvox_context *ctx, const muvox_trilinear_weights *op)
 {
     const int64_t N = op->points.rows;
     int64_t       voxels = 1;
@@ -31,9 +31,9 @@ static muvox_status check(muvox_context *ctx, const muvox_trilinear_weights *op)
     return check_output(ctx, OP, "weights", &op->weights, N, 8, wide_dtype(op->points.dtype));
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_trilinear_weights *op)
+muvox_status check_trilinear_weights_backward(muvox_context *ctx, const muvox_trilinear_weights *op)
 {
-    FORWARD(check(ctx, op));
+    FORWARD(check_trilinear_weights_forward(ctx, op));
     FORWARD(check_matrix(ctx, OP, "grad_weights", &op->grad_weights, op->points.rows, 8));
     REQUIRE(op->grad_weights.dtype == wide_dtype(op->points.dtype), MUVOX_BAD_DTYPE,
             OP ": grad_weights is %s, expected %s", dtype_name(op->grad_weights.dtype),
@@ -114,7 +114,7 @@ muvox_status muvox_trilinear_weights_forward(muvox_context *ctx, const muvox_tri
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check(ctx, op));
+    FORWARD(check_trilinear_weights_forward(ctx, op));
     FORWARD(kernels_for(ctx, OP, op->points.dtype, &kernels));
     return kernels->trilinear_weights_forward(ctx, op);
 }
@@ -123,7 +123,7 @@ muvox_status muvox_trilinear_weights_backward(muvox_context *ctx, const muvox_tr
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_trilinear_weights_backward(ctx, op));
     FORWARD(kernels_for(ctx, OP, op->points.dtype, &kernels));
     return kernels->trilinear_weights_backward(ctx, op);
 }

@@ -1,7 +1,7 @@
 /* voxelize: argument check, plain reference, entry points. The tuned kernels are in voxelize_kernel.inc. */
 #include "muvox/voxelize.h"
 
-#include "check.h"
+#include "checks.h"
 #include "context.h"
 #include "reference.h"
 
@@ -18,13 +18,13 @@ static muvox_status check(muvox_context *ctx, const muvox_voxelize *op)
     return check_output(ctx, "voxelize", "out", &op->out, S, op->feats.cols, op->feats.dtype);
 }
 
-static muvox_status check_forward(muvox_context *ctx, const muvox_voxelize *op)
+muvox_status check_voxelize_forward(muvox_context *ctx, const muvox_voxelize *op)
 {
     FORWARD(check(ctx, op));
     return check_matrix(ctx, "voxelize", "feats", &op->feats, op->feats.rows, -1);
 }
 
-static muvox_status check_backward(muvox_context *ctx, const muvox_voxelize *op)
+muvox_status check_voxelize_backward(muvox_context *ctx, const muvox_voxelize *op)
 {
     const int64_t C = op->feats.cols;
 
@@ -78,7 +78,7 @@ muvox_status muvox_voxelize_forward(muvox_context *ctx, const muvox_voxelize *op
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_forward(ctx, op));
+    FORWARD(check_voxelize_forward(ctx, op));
     FORWARD(kernels_for(ctx, "voxelize", op->feats.dtype, &kernels));
     return kernels->voxelize_forward(ctx, op);
 }
@@ -87,7 +87,7 @@ muvox_status muvox_voxelize_backward(muvox_context *ctx, const muvox_voxelize *o
 {
     const muvox_kernels *kernels;
 
-    FORWARD(check_backward(ctx, op));
+    FORWARD(check_voxelize_backward(ctx, op));
     FORWARD(kernels_for(ctx, "voxelize", op->feats.dtype, &kernels));
     return kernels->voxelize_backward(ctx, op);
 }
