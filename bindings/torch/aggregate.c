@@ -17,7 +17,7 @@ static void aggregate(StableIValue *stack, uint64_t arguments, uint64_t results)
     op.out = box_new_rows(&box, "out", true, op.feats.dtype, blocks * op.feats.cols);
     op.winners = box_new_rows(&box, "winners", save && winners, op.neighbours.cols <= 254 ? MUVOX_U8 : MUVOX_I32,
                               winners * op.feats.cols);
-    box_close(&box, BOX_RUN(&box, muvox_aggregate_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, aggregate_forward, &op));
 }
 
 static void aggregate_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -36,7 +36,7 @@ static void aggregate_backward(StableIValue *stack, uint64_t arguments, uint64_t
     if (box_has(&box, 5)) op.winners = box_saved(box_rows(&box, 5, "winners"));
     op.grad_feats = box_new_rows(&box, "grad_feats", wanted & 1, op.feats.dtype, op.feats.cols);
     op.grad_weights = box_new_rows(&box, "grad_weights", wanted & 2, op.weights.dtype, op.weights.cols);
-    box_close(&box, BOX_RUN(&box, muvox_aggregate_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, aggregate_backward, &op));
 }
 
 const box_operator aggregate_operators[2] = {

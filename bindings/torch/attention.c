@@ -25,7 +25,7 @@ static void attention(StableIValue *stack, uint64_t arguments, uint64_t results)
 
     op.out = box_new_rows(&box, "out", true, op.v.dtype, op.v.cols);
     op.lse = box_new_column(&box, "lse", true, box_wide(op.q.dtype));
-    box_close(&box, BOX_RUN(&box, muvox_attention_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, attention_forward, &op));
 }
 
 static void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -46,7 +46,7 @@ static void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t
     op.grad_v = box_new_rows(&box, "grad_v", wanted & 4, op.v.dtype, op.v.cols);
     op.grad_bias = box_new_column(&box, "grad_bias", wanted & 8, wide);
     op.grad_row_weights = box_new_column(&box, "grad_row_weights", wanted & 16, wide);
-    box_close(&box, BOX_RUN(&box, muvox_attention_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, attention_backward, &op));
 }
 
 const box_operator attention_operators[2] = {

@@ -5,6 +5,14 @@
 
 enum { MAX_DIMS = 3 };
 
+#ifdef MUVOX_CUDA
+#define DEVICE_TYPE aoti_torch_device_type_cuda()
+#define DEVICE_NAME "a CUDA device"
+#else
+#define DEVICE_TYPE aoti_torch_device_type_cpu()
+#define DEVICE_NAME "the CPU"
+#endif
+
 /* Keeps the first failure. */
 static void fail(muvox_box *box, const char *format, ...)
 {
@@ -19,13 +27,65 @@ static void fail(muvox_box *box, const char *format, ...)
     va_end(arguments);
 }
 
+#ifdef MUVOX_CUDA
+/* Workspace from torch's caching allocator, on the current stream of the current device, which the call has made its own. */
+static void *allocate(void *user, size_t bytes)
+{
+    void *block = NULL;
+
+    (void)user;
+    return aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &block) ? NULL : block;
+}
+
+static void give_back(void *user, void *block)
+{
+    (void)user;
+    aoti_torch_cuda_caching_allocator_raw_delete(block);
+}
+
+static void open_context(muvox_box *box)
+{
+    /* The dispatcher came here because some tensor is on a device; splits and masks that are not given may lie elsewhere. */
+    for (int i = 0; i < box->arguments; i++) {
+        int32_t type = 0, index = 0;
+
+        if (aoti_torch_get_device_type(box->argument[i], &type) || type != DEVICE_TYPE) continue;
+        aoti_torch_get_device_index(box->argument[i], &index);
+        box->ctx.device = index;
+        break;
+    }
+    box->ctx.alloc = allocate;
+    box->ctx.free = give_back;
+    if (aoti_torch_get_current_cuda_stream(box->ctx.device, &box->ctx.stream))
+        fail(box, "device %d has no stream", box->ctx.device);
+}
+static bool same_index(const muvox_box *box, int32_t index)
+{
+    return index == box->ctx.device;
+}
+#else
+static void open_context(muvox_box *box)
+{
+    uint32_t threads;
+
+    if (torch_get_num_threads(&threads) == 0) box->ctx.threads = (int)threads;
+}
+
+/* There is one CPU, whatever index torch gives it. */
+static bool same_index(const muvox_box *box, int32_t index)
+{
+    (void)box;
+    (void)index;
+    return true;
+}
+#endif
+
 muvox_box box_open(const char *op, StableIValue *stack, int tensors)
 {
     muvox_box box = {.op = op, .stack = stack, .arguments = tensors, .ctx = {.struct_size = sizeof box.ctx}};
-    uint32_t  threads;
 
     for (int i = 0; i < tensors; i++) memcpy(&box.argument[i], &stack[i], sizeof box.argument[i]);
-    if (torch_get_num_threads(&threads) == 0) box.ctx.threads = (int)threads;
+    open_context(&box);
     return box;
 }
 
@@ -102,17 +162,17 @@ typedef struct {
 /* Describes an argument with as many dimensions as expected; shape names them for the message. */
 static bool describe(muvox_box *box, int argument, const char *name, int dims, const char *shape, tensor *t)
 {
-    int32_t                device = 0;
+    int32_t                device = 0, index = 0;
     int64_t                found = 0, *sizes = NULL, *strides = NULL;
     const AtenTensorHandle handle = box->argument[argument];
 
     if (box->failed) return false;
-    if (aoti_torch_get_device_type(handle, &device) || aoti_torch_get_dim(handle, &found) ||
-        aoti_torch_get_dtype(handle, &t->code) || aoti_torch_get_sizes(handle, &sizes) ||
+    if (aoti_torch_get_device_type(handle, &device) || aoti_torch_get_device_index(handle, &index) ||
+        aoti_torch_get_dim(handle, &found) || aoti_torch_get_dtype(handle, &t->code) || aoti_torch_get_sizes(handle, &sizes) ||
         aoti_torch_get_strides(handle, &strides))
         fail(box, "%s is not a readable tensor", name);
-    else if (device != aoti_torch_device_type_cpu())
-        fail(box, "%s is on another device, expected the CPU like the other tensors", name);
+    else if (device != DEVICE_TYPE || !same_index(box, index))
+        fail(box, "%s is on another device, expected " DEVICE_NAME " like the other tensors", name);
     else if (found != dims)
         fail(box, "%s has %lld dimensions, expected %d: %s", name, (long long)found, dims, shape);
     if (box->failed) return false;
@@ -145,7 +205,7 @@ static void compact(muvox_box *box, const char *name, tensor *t)
 
     for (int d = 0; d < t->dims; d++) size[d] = d < t->dims - 1 && t->stride[d] == 0 && t->size[d] > 1 ? 1 : t->size[d];
     done = row_major(t->dims, size, stride) &&
-           !aoti_torch_empty_strided(t->dims, size, stride, t->code, aoti_torch_device_type_cpu(), 0, &copy);
+           !aoti_torch_empty_strided(t->dims, size, stride, t->code, DEVICE_TYPE, box->ctx.device, &copy);
     if (done) {
         box->copy[box->copies++] = copy;
         done = !aoti_torch__reinterpret_tensor(t->handle, t->dims, size, t->stride, 0, &once) &&
@@ -326,7 +386,7 @@ static muvox_output pack(muvox_box *box, const char *name, bool wanted, muvox_dt
         if (width) size[dims++] = *width;
     }
     if (!row_major(dims, size, stride) ||
-        aoti_torch_empty_strided(dims, size, stride, code_of(dtype), aoti_torch_device_type_cpu(), 0, &handle)) {
+        aoti_torch_empty_strided(dims, size, stride, code_of(dtype), DEVICE_TYPE, box->ctx.device, &handle)) {
         fail(box, "out of memory for %s", name);
         return none;
     }

@@ -41,7 +41,7 @@ typedef struct {
 #name, #name schema, name                                                                                      \
     }
 
-/* Takes the tensors among the arguments; they are the box's to free from now on. */
+/* Takes the tensors among the arguments; they are the box's to free from now on. The first one's device is that of the call. */
 muvox_box box_open(const char *op, StableIValue *stack, int tensors);
 
 /* Frees all handles, then raises the error or puts the results on the stack. */
@@ -72,8 +72,15 @@ muvox_output box_new_per_set(muvox_box *box, const char *name, bool wanted, muvo
 muvox_output box_new_table(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t rows,
                            int64_t width);
 
-/* Runs call unless something failed before. */
-#define BOX_RUN(box, call) ((box)->failed ? MUVOX_BAD_ARGUMENT : (call))
+/* The same sources make the binding of the CPU and, with MUVOX_CUDA, that of CUDA. */
+#ifdef MUVOX_CUDA
+#define BOX_FUNCTION(name) muvox_##name##_cuda
+#else
+#define BOX_FUNCTION(name) muvox_##name
+#endif
+
+/* Runs muvox_`name` on the descriptor, unless something failed before. */
+#define BOX_RUN(box, name, op) ((box)->failed ? MUVOX_BAD_ARGUMENT : BOX_FUNCTION(name)(&(box)->ctx, op))
 
 static inline int64_t box_int(StableIValue value)
 {

@@ -12,7 +12,7 @@ static void devoxelize(StableIValue *stack, uint64_t arguments, uint64_t results
     op.index = box_table(&box, 1, "index");
     op.weights = box_table(&box, 2, "weights");
     op.out = box_new_table(&box, "out", true, op.feats.dtype, op.index.rows, op.feats.cols);
-    box_close(&box, BOX_RUN(&box, muvox_devoxelize_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, devoxelize_forward, &op));
 }
 
 static void devoxelize_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -30,7 +30,7 @@ static void devoxelize_backward(StableIValue *stack, uint64_t arguments, uint64_
     op.grad_feats = box_new_table(&box, "grad_feats", wanted & 1, op.feats.dtype, op.feats.rows, op.feats.cols);
     op.grad_weights =
         box_new_table(&box, "grad_weights", wanted & 2, op.weights.dtype, op.weights.rows, op.weights.cols);
-    box_close(&box, BOX_RUN(&box, muvox_devoxelize_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, devoxelize_backward, &op));
 }
 
 const box_operator devoxelize_operators[2] = {

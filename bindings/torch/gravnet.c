@@ -25,7 +25,7 @@ static void gravnet(StableIValue *stack, uint64_t arguments, uint64_t results)
     op.neighbours = box_new_rows(&box, "neighbours", save, MUVOX_I32, box_places(op.k));
     op.winners =
         box_new_rows(&box, "winners", save && winners, op.k <= 254 ? MUVOX_U8 : MUVOX_I32, winners * op.feats.cols);
-    box_close(&box, BOX_RUN(&box, muvox_gravnet_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, gravnet_forward, &op));
 }
 
 static void gravnet_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -48,7 +48,7 @@ static void gravnet_backward(StableIValue *stack, uint64_t arguments, uint64_t r
     op.grad_coords = box_new_rows(&box, "grad_coords", wanted & 1, op.coords.dtype, op.coords.cols);
     op.grad_feats = box_new_rows(&box, "grad_feats", wanted & 2, op.feats.dtype, op.feats.cols);
     op.grad_row_weights = box_new_column(&box, "grad_row_weights", wanted & 4, box_wide(op.feats.dtype));
-    box_close(&box, BOX_RUN(&box, muvox_gravnet_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, gravnet_backward, &op));
 }
 
 const box_operator gravnet_operators[2] = {

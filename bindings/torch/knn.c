@@ -37,7 +37,7 @@ static void knn(StableIValue *stack, uint64_t arguments, uint64_t results)
     op.distance2 = box_new_rows(&box, "distance2", true, box_wide(op.coords.dtype), box_places(op.k));
     op.neighbours = box_new_rows(&box, "neighbours", true, MUVOX_I32, box_places(op.k));
     op.counts = box_new_column(&box, "counts", true, MUVOX_I32);
-    box_close(&box, BOX_RUN(&box, muvox_knn_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, knn_forward, &op));
 }
 
 static void knn_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -55,7 +55,7 @@ static void knn_backward(StableIValue *stack, uint64_t arguments, uint64_t resul
     op.grad_distance2 = box_rows(&box, 0, "grad_distance2");
     op.neighbours = box_saved(box_rows(&box, 5, "neighbours"));
     op.k = op.neighbours.cols;
-    box_close(&box, BOX_RUN(&box, muvox_knn_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, knn_backward, &op));
 }
 
 /* distance2 comes first because it can be differentiated: torch's opcheck adds all results up in the first one. */

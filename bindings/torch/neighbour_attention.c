@@ -43,7 +43,7 @@ static void neighbour_attention(StableIValue *stack, uint64_t arguments, uint64_
     op.neighbours = box_new_rows(&box, "neighbours", save, MUVOX_I32, box_places(op.neighbours_k));
     op.winners = box_new_rows(&box, "winners", save && winners, op.neighbours_k <= 254 ? MUVOX_U8 : MUVOX_I32,
                               winners * op.feats.cols);
-    box_close(&box, BOX_RUN(&box, muvox_neighbour_attention_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, neighbour_attention_forward, &op));
 }
 
 static void neighbour_attention_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -77,7 +77,7 @@ static void neighbour_attention_backward(StableIValue *stack, uint64_t arguments
     op.grad_bias_k = box_new_table(&box, "grad_bias_k", wanted & 1 << 7, wide, 1, A);
     op.grad_bias_v = box_new_table(&box, "grad_bias_v", wanted & 1 << 8, wide, 1, F);
     op.grad_bias_out = box_new_table(&box, "grad_bias_out", wanted & 1 << 9, wide, 1, F);
-    box_close(&box, BOX_RUN(&box, muvox_neighbour_attention_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, neighbour_attention_backward, &op));
 }
 
 const box_operator neighbour_attention_operators[2] = {

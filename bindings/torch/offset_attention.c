@@ -24,7 +24,7 @@ static void offset_attention(StableIValue *stack, uint64_t arguments, uint64_t r
     op.out = box_new_rows(&box, "out", true, op.v.dtype, op.v.cols);
     op.column_lse = box_new_column(&box, "column_lse", true, box_wide(op.q.dtype));
     op.log_sum = box_new_column(&box, "log_sum", true, box_wide(op.q.dtype));
-    box_close(&box, BOX_RUN(&box, muvox_offset_attention_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, offset_attention_forward, &op));
 }
 
 static void offset_attention_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -42,7 +42,7 @@ static void offset_attention_backward(StableIValue *stack, uint64_t arguments, u
     op.grad_q = box_new_rows(&box, "grad_q", wanted & 1, op.q.dtype, op.q.cols);
     op.grad_k = box_new_rows(&box, "grad_k", wanted & 2, op.k.dtype, op.k.cols);
     op.grad_v = box_new_rows(&box, "grad_v", wanted & 4, op.v.dtype, op.v.cols);
-    box_close(&box, BOX_RUN(&box, muvox_offset_attention_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, offset_attention_backward, &op));
 }
 
 const box_operator offset_attention_operators[2] = {

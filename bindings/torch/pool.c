@@ -16,7 +16,7 @@ static void pool(StableIValue *stack, uint64_t arguments, uint64_t results)
     op.row_weights = box_optional_column(&box, 3, "row_weights");
     op.out = box_new_per_set(&box, "out", true, op.x.dtype, blocks * op.x.cols);
     op.winners = box_new_per_set(&box, "winners", save && winners, MUVOX_I32, winners * op.x.cols);
-    box_close(&box, BOX_RUN(&box, muvox_pool_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, pool_forward, &op));
 }
 
 static void pool_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -35,7 +35,7 @@ static void pool_backward(StableIValue *stack, uint64_t arguments, uint64_t resu
     if (box_has(&box, 5)) op.winners = box_saved(box_per_set(&box, 5, "winners"));
     op.grad_x = box_new_rows(&box, "grad_x", wanted & 1, op.x.dtype, op.x.cols);
     op.grad_row_weights = box_new_column(&box, "grad_row_weights", wanted & 2, box_wide(op.x.dtype));
-    box_close(&box, BOX_RUN(&box, muvox_pool_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, pool_backward, &op));
 }
 
 const box_operator pool_operators[2] = {

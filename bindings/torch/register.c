@@ -3,7 +3,19 @@
 
 #include <stdio.h>
 
-/* One line per operator: what X_operators of X.c holds. */
+/* One line per operator: what X_operators of X.c holds. The binding of the CPU defines them all, that of CUDA adds kernels. */
+#ifdef MUVOX_CUDA
+#define KEY "CUDA"
+#define OPERATORS(X)                                                                                                   \
+    X(knn)                                                                                                             \
+    X(gravnet)                                                                                                         \
+    X(aggregate)                                                                                                       \
+    X(pool)                                                                                                            \
+    X(voxelize)                                                                                                        \
+    X(devoxelize)                                                                                                      \
+    X(trilinear_weights)
+#else
+#define KEY "CPU"
 #define OPERATORS(X)                                                                                                   \
     X(knn)                                                                                                             \
     X(gravnet)                                                                                                         \
@@ -15,6 +27,7 @@
     X(voxelize)                                                                                                        \
     X(devoxelize)                                                                                                      \
     X(trilinear_weights)
+#endif
 
 #define DECLARE(op) extern const box_operator op##_operators[2]; /* forward and backward */
 #define LIST(op)    op##_operators,
@@ -26,15 +39,20 @@ static TorchLibraryHandle        definitions, kernels;
 
 static AOTITorchError add(const box_operator *op)
 {
-    return aoti_torch_library_def(definitions, op->schema) ||
+    return (definitions && aoti_torch_library_def(definitions, op->schema)) ||
            torch_library_impl(kernels, op->name, op->function, TORCH_FLOOR);
 }
 
 /* torch prints the cause of a failure; the Python package then finds the operator missing. */
 __attribute__((constructor)) static void load(void)
 {
-    if (aoti_torch_library_init_def("muvox", __FILE__, __LINE__, &definitions) ||
-        aoti_torch_library_init_impl("muvox", "CPU", __FILE__, __LINE__, &kernels)) {
+#ifndef MUVOX_CUDA
+    if (aoti_torch_library_init_def("muvox", __FILE__, __LINE__, &definitions)) {
+        fputs("muvox: torch refuses to define the operators\n", stderr);
+        return;
+    }
+#endif
+    if (aoti_torch_library_init_impl("muvox", KEY, __FILE__, __LINE__, &kernels)) {
         fputs("muvox: torch refuses to register the operators\n", stderr);
         return;
     }

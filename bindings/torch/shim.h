@@ -15,6 +15,7 @@ typedef struct TorchLibraryOpaque *TorchLibraryHandle;
 
 #define SHIM(result, name, parameters) result name parameters;
 #include "shim.def"
+#include "shim_cuda.def"
 #undef SHIM
 
 #endif

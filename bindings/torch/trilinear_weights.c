@@ -26,7 +26,7 @@ static void trilinear_weights(StableIValue *stack, uint64_t arguments, uint64_t 
     op.points = box_table(&box, 0, "points");
     op.weights = box_new_table(&box, "weights", true, box_wide(op.points.dtype), op.points.rows, 8);
     op.index = box_new_table(&box, "index", true, MUVOX_I32, op.points.rows, 8);
-    box_close(&box, BOX_RUN(&box, muvox_trilinear_weights_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, trilinear_weights_forward, &op));
 }
 
 static void trilinear_weights_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -39,7 +39,7 @@ static void trilinear_weights_backward(StableIValue *stack, uint64_t arguments, 
     op.grad_weights = box_table(&box, 0, "grad_weights");
     op.points = box_table(&box, 1, "points");
     op.grad_points = box_new_table(&box, "grad_points", true, op.points.dtype, op.points.rows, op.points.cols);
-    box_close(&box, BOX_RUN(&box, muvox_trilinear_weights_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, trilinear_weights_backward, &op));
 }
 
 const box_operator trilinear_weights_operators[2] = {

@@ -12,7 +12,7 @@ static void voxelize(StableIValue *stack, uint64_t arguments, uint64_t results)
     op.index = box_list(&box, 1, "index");
     op.counts = box_list(&box, 2, "counts");
     op.out = box_new_table(&box, "out", true, op.feats.dtype, op.counts.rows, op.feats.cols);
-    box_close(&box, BOX_RUN(&box, muvox_voxelize_forward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, voxelize_forward, &op));
 }
 
 static void voxelize_backward(StableIValue *stack, uint64_t arguments, uint64_t results)
@@ -27,7 +27,7 @@ static void voxelize_backward(StableIValue *stack, uint64_t arguments, uint64_t 
     op.counts = box_list(&box, 2, "counts");
     op.feats = (muvox_matrix){.dtype = op.grad_out.dtype, .rows = op.index.rows, .cols = op.grad_out.cols};
     op.grad_feats = box_new_table(&box, "grad_feats", true, op.feats.dtype, op.feats.rows, op.feats.cols);
-    box_close(&box, BOX_RUN(&box, muvox_voxelize_backward(&box.ctx, &op)));
+    box_close(&box, BOX_RUN(&box, voxelize_backward, &op));
 }
 
 const box_operator voxelize_operators[2] = {

@@ -34,6 +34,10 @@ MUVOX_API muvox_status muvox_devoxelize_forward(muvox_context *ctx, const muvox_
  * grad_weights[n,k] = Σ_c grad_out[n,c] feats[index[n,k],c], 0 for a skipped place. */
 MUVOX_API muvox_status muvox_devoxelize_backward(muvox_context *ctx, const muvox_devoxelize *op);
 
+/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it. */
+MUVOX_API muvox_status muvox_devoxelize_forward_cuda(muvox_context *ctx, const muvox_devoxelize *op);
+MUVOX_API muvox_status muvox_devoxelize_backward_cuda(muvox_context *ctx, const muvox_devoxelize *op);
+
 #ifdef __cplusplus
 }
 #endif

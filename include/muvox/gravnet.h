@@ -48,6 +48,10 @@ MUVOX_API muvox_status muvox_gravnet_forward(muvox_context *ctx, const muvox_gra
  * grad_coords[i] = Σ_r −2 scale w u_j dw (x_i − x_j), and the opposite to x_j. */
 MUVOX_API muvox_status muvox_gravnet_backward(muvox_context *ctx, const muvox_gravnet *op);
 
+/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it. */
+MUVOX_API muvox_status muvox_gravnet_forward_cuda(muvox_context *ctx, const muvox_gravnet *op);
+MUVOX_API muvox_status muvox_gravnet_backward_cuda(muvox_context *ctx, const muvox_gravnet *op);
+
 #ifdef __cplusplus
 }
 #endif

@@ -49,6 +49,10 @@ MUVOX_API muvox_status muvox_knn_forward(muvox_context *ctx, const muvox_knn *op
  * Rows that picked j are summed in ascending order, so every run gives the same bits. */
 MUVOX_API muvox_status muvox_knn_backward(muvox_context *ctx, const muvox_knn *op);
 
+/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it. */
+MUVOX_API muvox_status muvox_knn_forward_cuda(muvox_context *ctx, const muvox_knn *op);
+MUVOX_API muvox_status muvox_knn_backward_cuda(muvox_context *ctx, const muvox_knn *op);
+
 #ifdef __cplusplus
 }
 #endif

@@ -41,6 +41,10 @@ MUVOX_API muvox_status muvox_pool_forward(muvox_context *ctx, const muvox_pool *
  * (x is read for absmax and for grad_row_weights only; the mean is computed again). */
 MUVOX_API muvox_status muvox_pool_backward(muvox_context *ctx, const muvox_pool *op);
 
+/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it. */
+MUVOX_API muvox_status muvox_pool_forward_cuda(muvox_context *ctx, const muvox_pool *op);
+MUVOX_API muvox_status muvox_pool_backward_cuda(muvox_context *ctx, const muvox_pool *op);
+
 #ifdef __cplusplus
 }
 #endif

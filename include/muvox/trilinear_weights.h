@@ -33,6 +33,10 @@ MUVOX_API muvox_status muvox_trilinear_weights_forward(muvox_context *ctx, const
 /* grad_points[n] = Σ_corners grad_weights ∂weight/∂point over the corners inside the grid. */
 MUVOX_API muvox_status muvox_trilinear_weights_backward(muvox_context *ctx, const muvox_trilinear_weights *op);
 
+/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it. */
+MUVOX_API muvox_status muvox_trilinear_weights_forward_cuda(muvox_context *ctx, const muvox_trilinear_weights *op);
+MUVOX_API muvox_status muvox_trilinear_weights_backward_cuda(muvox_context *ctx, const muvox_trilinear_weights *op);
+
 #ifdef __cplusplus
 }
 #endif

@@ -33,6 +33,10 @@ MUVOX_API muvox_status muvox_voxelize_forward(muvox_context *ctx, const muvox_vo
 /* grad_feats[n] = grad_out[index[n]] / counts[index[n]], 0 for a skipped point; feats and out are not read. */
 MUVOX_API muvox_status muvox_voxelize_backward(muvox_context *ctx, const muvox_voxelize *op);
 
+/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it. */
+MUVOX_API muvox_status muvox_voxelize_forward_cuda(muvox_context *ctx, const muvox_voxelize *op);
+MUVOX_API muvox_status muvox_voxelize_backward_cuda(muvox_context *ctx, const muvox_voxelize *op);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,15 +8,20 @@ from pathlib import Path
 import torch
 
 OLDEST_TORCH = (2, 10)
-NAME = "libmuvox_torch.so"
+NAME, CUDA_NAME = "libmuvox_torch.so", "libmuvox_torch_cuda.so"
+
+
+def _path(name):
+    """A shared object of the build folder that MUVOX_BUILD names (`meson devenv` sets it), else the installed one."""
+    build = os.environ.get("MUVOX_BUILD")
+    # Not __file__: in an editable install the shared object lies in the build folder, not beside the sources.
+    return Path(build, "bindings", "torch", name) if build else Path(str(files("muvox").joinpath(name)))
 
 
 def _find():
-    """The shared object of the build folder that MUVOX_BUILD names (`meson devenv` sets it), else the installed one."""
-    build = os.environ.get("MUVOX_BUILD")
-    # Not __file__: in an editable install the shared object lies in the build folder, not beside the sources.
-    path = Path(build, "bindings", "torch", NAME) if build else Path(str(files("muvox").joinpath(NAME)))
+    path = _path(NAME)
     if not path.is_file():
+        build = os.environ.get("MUVOX_BUILD")
         where = "MUVOX_BUILD names a folder without it: build it there" if build else "muvox is not built: pip install ."
         raise ImportError(f"muvox needs {NAME}, which is not at {path} ({where})")
     return path
@@ -32,6 +37,8 @@ def _load():
     except OSError as error:
         raise ImportError(f"muvox cannot load {path}: {error}") from error
     library = ctypes.CDLL(str(path))
+    if torch.version.cuda and _path(CUDA_NAME).is_file():
+        torch.ops.load_library(str(_path(CUDA_NAME)))
     for name in ("muvox_version", "muvox_build_info", "muvox_simd_name"):
         getattr(library, name).restype = ctypes.c_char_p
     return path, library

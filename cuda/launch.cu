@@ -1,0 +1,44 @@
+#include "launch.cuh"
+
+muvox_status device_status(muvox_context *ctx, const char *op, cudaError_t error)
+{
+    if (error == cudaSuccess) return MUVOX_OK;
+    cudaGetLastError(); /* or the next call would report it again */
+    REQUIRE(error != cudaErrorMemoryAllocation, MUVOX_OUT_OF_MEMORY, "%s: out of memory on device %d", op, ctx->device);
+    REQUIRE(false, MUVOX_DEVICE_ERROR, "%s: device %d: %s", op, ctx->device, cudaGetErrorString(error));
+}
+
+muvox_status workspace::take(const char *op, int64_t bytes)
+{
+    give_back();
+    if (bytes <= 0) return MUVOX_OK;
+    if (ctx->alloc)
+        block = ctx->alloc(ctx->user, static_cast<size_t>(bytes));
+    else {
+        const cudaError_t error = cudaMallocAsync(&block, static_cast<size_t>(bytes), stream_of(ctx));
+
+        if (error != cudaSuccess) block = nullptr;
+        if (error != cudaErrorMemoryAllocation) FORWARD(device_status(ctx, op, error));
+        cudaGetLastError();
+    }
+    REQUIRE(block, MUVOX_OUT_OF_MEMORY, "%s: out of memory, no workspace of %lld bytes on device %d", op,
+            static_cast<long long>(bytes), ctx->device);
+    return MUVOX_OK;
+}
+
+void workspace::give_back()
+{
+    if (!block) return;
+    if (ctx->free)
+        ctx->free(ctx->user, block);
+    else
+        cudaFreeAsync(block, stream_of(ctx));
+    block = nullptr;
+}
+
+muvox_status check_grid(muvox_context *ctx, const char *op, int64_t blocks)
+{
+    REQUIRE(blocks <= INT32_MAX, MUVOX_UNSUPPORTED, "%s: the call needs %lld blocks of threads, at most %d are supported",
+            op, static_cast<long long>(blocks), INT32_MAX);
+    return MUVOX_OK;
+}

@@ -1,0 +1,266 @@
+#include "order.cuh"
+
+#include <cub/block/block_radix_sort.cuh>
+#include <cub/device/device_radix_sort.cuh>
+#include <math_constants.h>
+
+/* The largest sets that one block sorts. */
+enum { BLOCK_ROWS = 4096, KEY_DIMS = 8, RANK_BITS = 16 };
+
+/* How a curve position is written: `bits` for each of `dims` coordinates, and one more bit for rows that go to the end. */
+struct curve {
+    int dims, bits;
+    __host__ __device__ int      length() const { return dims * bits + 1; }
+    __host__ __device__ uint32_t nan() const { return 1u << dims * bits; }
+    __host__ __device__ uint32_t masked() const { return nan() + 1; }
+};
+
+static curve curve_of(int64_t d, int most_bits)
+{
+    curve c;
+
+    c.dims = d < KEY_DIMS ? (int)d : KEY_DIMS;
+    c.bits = most_bits / c.dims;
+    if (c.bits > RANK_BITS) c.bits = RANK_BITS;
+    if (c.bits < 1) c.bits = 1;
+    return c;
+}
+
+/* Sorts one value of each lane, ascending. */
+static __device__ float sort_lanes(float x)
+{
+    for (unsigned size = 2; size <= WARP; size *= 2)
+        for (unsigned step = size / 2; step; step /= 2) {
+            const float other = __shfl_xor_sync(ALL_LANES, x, step);
+            const bool  lower = (lane_id() & step) == 0, up = (lane_id() & size) == 0;
+
+            x = lower == up ? fminf(x, other) : fmaxf(x, other);
+        }
+    return x;
+}
+
+/* Rank of x among the sorted values of the lanes, in 1/2048ths: 5 bits of rank and 11 of where x lies between two values. */
+static __device__ uint32_t rank_among(float sorted, float x)
+{
+    int low = 0; /* the last lane whose value is not above x, 0 if there is none */
+
+    for (int step = WARP / 2; step; step /= 2) {
+        const float middle = __shfl_sync(ALL_LANES, sorted, low + step);
+
+        if (middle <= x) low += step;
+    }
+    const float below = __shfl_sync(ALL_LANES, sorted, low);
+    const float above = __shfl_sync(ALL_LANES, sorted, low < WARP - 1 ? low + 1 : low);
+    const float part = (x - below) / (above - below) * 2048.f;
+
+    return (uint32_t)low << 11 | (part > 0.f ? part < 2047.f ? (uint32_t)part : 2047u : 0u);
+}
+
+/* Position on the curve of row i of a set, one row for each lane of a whole warp; lanes with i >= rows get any. */
+static __device__ uint32_t curve_position(const curve &c, const muvox_sets &sets, const muvox_matrix &coords,
+                                          const muvox_matrix &mask, int64_t s, int64_t begin, int64_t rows, int64_t i)
+{
+    const int64_t mine = i < rows ? i : rows - 1, sample = lane_id() * rows / WARP;
+    const int64_t at = row_at(coords, sets, begin, s, mine), sample_at = row_at(coords, sets, begin, s, sample);
+    const bool    sampled = row_valid(mask, sets, begin, s, sample);
+    uint32_t      position = 0;
+    bool          nan = false;
+
+    for (int column = 0; column < c.dims; column++) {
+        const float x = load<float>(coords.data, coords.dtype, at + column);
+        const float other = sampled ? load<float>(coords.data, coords.dtype, sample_at + column) : CUDART_INF_F;
+        const float sorted = sort_lanes(isnan(other) ? CUDART_INF_F : other);
+        uint32_t    rank = rank_among(sorted, x) >> (RANK_BITS - c.bits);
+
+        nan |= isnan(x);
+        for (int bit = 0; bit < c.bits; bit++, rank >>= 1) position |= (rank & 1u) << (bit * c.dims + column);
+    }
+    for (int64_t column = c.dims; column < coords.cols; column++)
+        nan |= isnan(load<float>(coords.data, coords.dtype, at + column));
+    if (!row_valid(mask, sets, begin, s, mine)) return c.masked();
+    return nan ? c.nan() : position;
+}
+
+/* Uniform sets of up to THREADS · ITEMS rows, one block each: order[s · M + p] is the row at position p of set s. */
+template <int THREADS, int ITEMS>
+static __global__ void __launch_bounds__(THREADS)
+    sort_in_block(curve c, muvox_sets sets, muvox_matrix coords, muvox_matrix mask, int32_t *order)
+{
+    using sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS, int32_t>;
+    __shared__ typename sort::TempStorage storage;
+    const int64_t                         s = blockIdx.x, M = sets.size, begin = s * M;
+    uint32_t                              key[ITEMS];
+    int32_t                               row[ITEMS];
+
+#pragma unroll
+    for (int a = 0; a < ITEMS; a++) {
+        const int i = a * THREADS + (int)threadIdx.x;
+
+        row[a] = i;
+        key[a] = ~0u;
+        if (a * THREADS + (int)(threadIdx.x - lane_id()) < M) {
+            const uint32_t position = curve_position(c, sets, coords, mask, s, begin, M, i);
+
+            if (i < M) key[a] = position;
+        }
+    }
+    /* Which of equal keys comes first does not matter, but it must be the same every time: the sort is stable. */
+    sort(storage).SortBlockedToStriped(key, row, 0, c.length() + 1);
+#pragma unroll
+    for (int a = 0; a < ITEMS; a++) {
+        const int p = a * THREADS + (int)threadIdx.x;
+
+        if (p < M) order[begin + p] = row[a];
+    }
+}
+
+/* Keys that sort all rows by set and, in larger sets, along the curve. */
+template <typename K>
+static __global__ void write_keys(curve c, muvox_sets sets, muvox_matrix coords, muvox_matrix mask, int64_t tiles,
+                                  K *keys, int32_t *rows)
+{
+    const int64_t number = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+
+    if (number >= tiles) return;
+    const tile t = tile_of(sets, WARP, number);
+    if (t.first >= t.rows) return;
+    const int64_t i = t.first + lane_id();
+    uint32_t      position = (uint32_t)i;
+
+    if (t.rows > UNSORTED_ROWS) position = curve_position(c, sets, coords, mask, t.set, t.begin, t.rows, i);
+    if (i >= t.rows) return;
+    keys[t.begin + i] = (K)t.set << c.length() | (K)position;
+    rows[t.begin + i] = (int32_t)i;
+}
+
+/* Packs the rows in their order, one warp for each tile. */
+template <typename R>
+static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_matrix mask, int64_t tiles,
+                                 const int32_t *order, ordered_rows<R> out)
+{
+    const int64_t number = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+
+    if (number >= tiles) return;
+    const tile    t = tile_of(sets, WARP, number);
+    const int64_t p = t.begin + t.first + lane_id();
+    const bool    there = t.first + lane_id() < t.rows;
+    const int64_t i = !there ? 0 : order ? order[p] : t.first + lane_id();
+    const bool    valid = there && row_valid(mask, sets, t.begin, t.set, i);
+    const int64_t at = row_at(coords, sets, t.begin, t.set, i);
+    const R       infinity = (R)CUDART_INF;
+    int32_t       lowest = valid ? (int32_t)i : INT32_MAX;
+
+    if (t.first >= t.rows) return;
+    if (there) out.rows[p] = valid ? (int32_t)i : ~(int32_t)i;
+    for (int c = 0; c < out.width; c++) {
+        R x = valid ? (c < coords.cols ? load<R>(coords.data, coords.dtype, at + c) : (R)0) : infinity;
+
+        if (there) out.points[p * out.width + c] = x;
+        R low = valid && !isnan(x) ? x : infinity, high = valid && !isnan(x) ? x : -infinity;
+        for (int step = WARP / 2; step; step /= 2) {
+            const R other_low = __shfl_xor_sync(ALL_LANES, low, step), other_high = __shfl_xor_sync(ALL_LANES, high, step);
+
+            low = other_low < low ? other_low : low;
+            high = other_high > high ? other_high : high;
+        }
+        if (lane_id() == 0) {
+            out.boxes[(2 * number) * out.width + c] = low;
+            out.boxes[(2 * number + 1) * out.width + c] = high;
+        }
+    }
+    lowest = __reduce_min_sync(ALL_LANES, lowest);
+    if (lane_id() == 0) out.lowest[number] = lowest;
+}
+
+enum { TILE_WARPS = 4 };
+
+static int bits_of(int64_t count)
+{
+    int bits = 0;
+
+    while (bits < 62 && (INT64_C(1) << bits) < count) bits++;
+    return bits;
+}
+
+/* Sorts all rows of all sets at once; order takes what `rows` of a double buffer ends up with. */
+template <typename K>
+static muvox_status sort_on_device(muvox_context *ctx, const char *op_name, const curve &c, const muvox_sets &sets,
+                                   const muvox_matrix &coords, const muvox_matrix &mask, int32_t *order)
+{
+    const int64_t N = sets.rows, tiles = tile_count(sets, WARP);
+    const int     bits = c.length() + bits_of(sets.count);
+    size_t        scratch = 0;
+    workspace     block(ctx);
+
+    CUDA(cub::DeviceRadixSort::SortPairs(nullptr, scratch, (const K *)nullptr, (K *)nullptr, (const int32_t *)nullptr,
+                                         (int32_t *)nullptr, N, 0, bits, stream_of(ctx)));
+    const int64_t keys_bytes = (N * (int64_t)sizeof(K) + 255) / 256 * 256, rows_bytes = (N * 4 + 255) / 256 * 256;
+    FORWARD(block.take(op_name, 2 * keys_bytes + rows_bytes + (int64_t)scratch));
+    K *const       keys = block.as<K>(), *const sorted = keys + keys_bytes / sizeof(K);
+    int32_t *const rows = (int32_t *)(block.as<char>() + 2 * keys_bytes);
+    void *const    temporary = block.as<char>() + 2 * keys_bytes + rows_bytes;
+
+    write_keys<K><<<blocks_for(tiles, TILE_WARPS), TILE_WARPS * WARP, 0, stream_of(ctx)>>>(c, sets, coords, mask, tiles, keys, rows);
+    LAUNCHED();
+    CUDA(cub::DeviceRadixSort::SortPairs(temporary, scratch, keys, sorted, rows, order, N, 0, bits, stream_of(ctx)));
+    return MUVOX_OK;
+}
+
+static muvox_status sort_rows(muvox_context *ctx, const char *op_name, const muvox_sets &sets,
+                              const muvox_matrix &coords, const muvox_matrix &mask, int32_t *order)
+{
+    const int set_bits = bits_of(sets.count);
+    int       bits = 28;
+
+    if (!sets.splits && sets.size <= BLOCK_ROWS) {
+        const curve    c = curve_of(coords.cols, 16);
+        const unsigned blocks = (unsigned)sets.count;
+
+        if (sets.size <= 512)
+            sort_in_block<128, 4><<<blocks, 128, 0, stream_of(ctx)>>>(c, sets, coords, mask, order);
+        else if (sets.size <= 1024)
+            sort_in_block<256, 4><<<blocks, 256, 0, stream_of(ctx)>>>(c, sets, coords, mask, order);
+        else if (sets.size <= 2048)
+            sort_in_block<256, 8><<<blocks, 256, 0, stream_of(ctx)>>>(c, sets, coords, mask, order);
+        else
+            sort_in_block<512, 8><<<blocks, 512, 0, stream_of(ctx)>>>(c, sets, coords, mask, order);
+        LAUNCHED();
+        return MUVOX_OK;
+    }
+    /* Keys of 32 bits sort in half the time; a curve of 16 bits is fine enough for sets that need sorting by it. */
+    if (31 - set_bits >= 16 && bits > 31 - set_bits) bits = 31 - set_bits;
+    const curve c = curve_of(coords.cols, bits);
+    if (c.length() + set_bits <= 32) return sort_on_device<uint32_t>(ctx, op_name, c, sets, coords, mask, order);
+    return sort_on_device<uint64_t>(ctx, op_name, c, sets, coords, mask, order);
+}
+
+template <typename R>
+muvox_status order_rows(muvox_context *ctx, const char *op_name, const muvox_sets &sets, const muvox_matrix &coords,
+                        const muvox_matrix &mask, int width, workspace *hold, ordered_rows<R> *rows)
+{
+    const int64_t N = sets.rows, tiles = tile_count(sets, WARP);
+    const bool    sorted = sets.splits || sets.size > UNSORTED_ROWS;
+    workspace     order(ctx);
+
+    if (N == 0) return MUVOX_OK;
+    FORWARD(check_grid(ctx, op_name, (tiles + TILE_WARPS - 1) / TILE_WARPS));
+    if (sorted) {
+        FORWARD(order.take(op_name, N * 4));
+        FORWARD(sort_rows(ctx, op_name, sets, coords, mask, order.as<int32_t>()));
+    }
+    FORWARD(hold->take(op_name, (N + 2 * tiles) * width * (int64_t)sizeof(R) + (N + tiles) * 4));
+    rows->width = width;
+    rows->points = hold->as<R>();
+    rows->boxes = rows->points + N * width;
+    rows->rows = (int32_t *)(rows->boxes + 2 * tiles * width);
+    rows->lowest = rows->rows + N;
+    pack_rows<R><<<blocks_for(tiles, TILE_WARPS), TILE_WARPS * WARP, 0, stream_of(ctx)>>>(sets, coords, mask, tiles,
+                                                                                       order.as<int32_t>(), *rows);
+    LAUNCHED();
+    return MUVOX_OK;
+}
+
+template muvox_status order_rows<float>(muvox_context *, const char *, const muvox_sets &, const muvox_matrix &,
+                                        const muvox_matrix &, int, workspace *, ordered_rows<float> *);
+template muvox_status order_rows<double>(muvox_context *, const char *, const muvox_sets &, const muvox_matrix &,
+                                         const muvox_matrix &, int, workspace *, ordered_rows<double> *);

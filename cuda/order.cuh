@@ -1,0 +1,30 @@
+/* The rows of each set laid out for a search: coordinates widened and packed, rows that are near each other put near each
+ * other, in tiles of 32 with the box around each.
+ *
+ * Rows of larger sets are sorted along a Morton curve of their coordinates' ranks among 32 rows of the set, so that neither
+ * far rows nor a cluster spoil the curve. The order decides only how much is searched, never what is found. */
+#ifndef MUVOX_CUDA_ORDER_H
+#define MUVOX_CUDA_ORDER_H
+
+#include "device.cuh"
+#include "launch.cuh"
+
+/* R is float or double. */
+template <typename R> struct ordered_rows {
+    R       *points; /* (N, width), columns past the coordinates 0; rows of a set at their set's place */
+    int32_t *rows;   /* (N) number within the set, ~number of one that takes no part (its coordinates are +inf) */
+    R       *boxes;  /* (tiles, 2, width) lower and upper corner around the rows without NaN that take part */
+    int32_t *lowest; /* (tiles) lowest number of a row that takes part, INT32_MAX if there is none */
+    int      width;
+};
+
+/* Sets up to this size are not sorted: a search looks at all their rows. */
+enum { UNSORTED_ROWS = 256 };
+
+/* coords (N, d) with d <= width; what `rows` points to lives as long as `hold`. Memory: N (width · sizeof(R) + 4) bytes and
+ * a little for the boxes; before that, while sorting, 24 N. */
+template <typename R>
+muvox_status order_rows(muvox_context *ctx, const char *op, const muvox_sets &sets, const muvox_matrix &coords,
+                        const muvox_matrix &mask, int width, workspace *hold, ordered_rows<R> *rows);
+
+#endif

@@ -1,0 +1,222 @@
+/* pool on the device: see muvox/pool.h. A block takes up to 512 rows of a set and 32 features: threads of a column walk over
+ * every eighth row, then the eight are joined in order. Larger sets take several blocks, whose parts are joined in order. */
+#include "muvox/pool.h"
+
+#include "../ops/checks.h"
+#include "aggregate.cuh"
+
+enum { TILE_ROWS = 512, WALKERS = 8 };
+
+/* What is known of one feature after some rows. */
+template <typename R> struct part {
+    R        sum, total; /* Σ u x, Σ u */
+    best<R>  largest, largest_size;
+    __device__ __forceinline__ void meet(R x, R u, int row)
+    {
+        sum += u * x;
+        total += u;
+        largest.meet(x, row);
+        largest_size.meet(fabs(x), row);
+    }
+    /* Takes in rows that may lie before or after. */
+    __device__ __forceinline__ void join(const part &other)
+    {
+        sum += other.sum;
+        total += other.total;
+        join(&largest, other.largest);
+        join(&largest_size, other.largest_size);
+    }
+
+private:
+    /* The larger, the first of equals; NaN is larger than anything. */
+    static __device__ __forceinline__ void join(best<R> *mine, const best<R> &other)
+    {
+        const bool mine_nan = mine->value != mine->value, other_nan = other.value != other.value;
+        const bool first = other.rank < mine->rank;
+
+        if (other.rank < 0) return;
+        if (mine->rank < 0 || (other_nan && (!mine_nan || first)) || (!mine_nan && (other.value > mine->value || (other.value == mine->value && first))))
+            *mine = other;
+    }
+};
+
+template <typename R> struct pool_arguments {
+    muvox_sets       sets;
+    muvox_aggregates kinds;
+    muvox_matrix     x, mask, row_weights;
+    muvox_output     out, winners; /* out in its own dtype, or in R where sums are for backward */
+    part<R>         *parts;        /* (2 N / TILE_ROWS, F) of sets larger than a tile, from 2 begin / TILE_ROWS on */
+    R               *totals;       /* (S) Σ u, if wanted */
+};
+
+template <typename R> __device__ void write_pooled(const pool_arguments<R> &a, int64_t s, int64_t f, const part<R> &all)
+{
+    const int64_t F = a.x.cols;
+    int           block = 0, winner = 0;
+
+    if (a.totals && f == 0) a.totals[s] = all.total;
+    for (muvox_aggregates kinds = a.kinds; kinds & 15; kinds >>= 4, block++) {
+        const unsigned kind = kinds & 15;
+        const bool     wins = kind == MUVOX_MAX || kind == MUVOX_ABSMAX;
+        const best<R> &b = kind == MUVOX_MAX ? all.largest : all.largest_size;
+        const R        mean = all.total == 0 ? (R)0 : all.sum / all.total;
+
+        if (a.out.data)
+            store<R>(a.out.data, a.out.dtype, s * a.out.row_stride + block * F + f, wins ? b.value : kind == MUVOX_MEAN ? mean : all.sum);
+        if (wins && a.winners.data) static_cast<int32_t *>(a.winners.data)[s * a.winners.row_stride + winner * F + f] = b.rank;
+        winner += wins;
+    }
+}
+
+template <typename R> static __global__ void __launch_bounds__(WARP *WALKERS) pool_tiles(const pool_arguments<R> a, int64_t chunks)
+{
+    __shared__ part<R> walked[WALKERS][WARP];
+    const int64_t      F = a.x.cols, number = blockIdx.x / chunks, f = blockIdx.x % chunks * WARP + threadIdx.x;
+    const tile         t = tile_of(a.sets, TILE_ROWS, number);
+    part<R>            mine = {};
+
+    if (t.first >= t.rows && !(t.rows == 0 && t.first == 0)) return;
+    const int64_t end = t.first + TILE_ROWS < t.rows ? t.first + TILE_ROWS : t.rows;
+    for (int64_t i = t.first + threadIdx.y; i < end && f < F; i += WALKERS) {
+        if (!row_valid(a.mask, a.sets, t.begin, t.set, i)) continue;
+        const R u = a.row_weights.data ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, t.begin, t.set, i)] : (R)1;
+
+        mine.meet(load<R>(a.x.data, a.x.dtype, row_at(a.x, a.sets, t.begin, t.set, i) + f), u, (int)i);
+    }
+    walked[threadIdx.y][threadIdx.x] = mine;
+    __syncthreads();
+    if (threadIdx.y || f >= F) return;
+    for (int w = 1; w < WALKERS; w++) mine.join(walked[w][threadIdx.x]);
+    if (t.rows <= TILE_ROWS)
+        write_pooled(a, t.set, f, mine);
+    else
+        a.parts[(2 * t.begin / TILE_ROWS + t.first / TILE_ROWS) * F + f] = mine;
+}
+
+/* Joins the parts of the sets larger than a tile. */
+template <typename R> static __global__ void pool_parts(const pool_arguments<R> a)
+{
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, F = a.x.cols, s = index / F, f = index % F;
+
+    if (s >= a.sets.count) return;
+    const int64_t begin = set_begin(a.sets, s), rows = set_end(a.sets, s) - begin;
+    if (rows <= TILE_ROWS) return;
+    const part<R> *parts = a.parts + 2 * begin / TILE_ROWS * F + f;
+    part<R>        all = *parts;
+
+    for (int64_t t = 1; t * TILE_ROWS < rows; t++) all.join(parts[t * F]);
+    write_pooled(a, s, f, all);
+}
+
+template <typename R> static muvox_status forward(muvox_context *ctx, pool_arguments<R> a)
+{
+    const char *const op_name = "pool";
+    const int64_t     F = a.x.cols, chunks = (F + WARP - 1) / WARP, tiles = tile_count(a.sets, TILE_ROWS);
+    const bool        split = a.sets.splits || a.sets.size > TILE_ROWS;
+    workspace         parts(ctx);
+
+    if (!a.sets.count) return MUVOX_OK;
+    if (split) FORWARD(parts.take(op_name, (2 * a.sets.rows / TILE_ROWS + 2) * F * (int64_t)sizeof(part<R>)));
+    a.parts = parts.as<part<R>>();
+    FORWARD(check_grid(ctx, op_name, tiles * chunks));
+    FORWARD(check_grid(ctx, op_name, a.sets.count * F / 256 + 1));
+    pool_tiles<R><<<(unsigned)(tiles * chunks), dim3(WARP, WALKERS), 0, stream_of(ctx)>>>(a, chunks);
+    LAUNCHED();
+    if (split) {
+        pool_parts<R><<<blocks_for(a.sets.count * F, 256), 256, 0, stream_of(ctx)>>>(a);
+        LAUNCHED();
+    }
+    return MUVOX_OK;
+}
+
+extern "C" muvox_status muvox_pool_forward_cuda(muvox_context *ctx, const muvox_pool *op)
+{
+    FORWARD(check_pool_forward(ctx, op));
+    const device_call call(ctx, "pool");
+    FORWARD(call.status);
+    if (op->x.dtype == MUVOX_F64) return forward<double>(ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
+    return forward<float>(ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
+}
+
+template <typename R> struct pool_gradients {
+    muvox_sets       sets;
+    muvox_aggregates kinds;
+    muvox_matrix     x, mask, row_weights, grad_out;
+    muvox_output     winners, grad_x, grad_row_weights;
+    const R         *totals, *means; /* (S), and (S, F) for grad_row_weights */
+};
+
+/* A group of lanes for each row, lanes over features. */
+template <typename R, int G> static __global__ void pool_rows_backward(const pool_gradients<R> a)
+{
+    const int64_t F = a.x.cols;
+    row_place     at;
+    R             du = 0;
+
+    if (!group_row<G>(a.sets, &at)) return;
+    const bool    valid = row_valid(a.mask, a.sets, at.begin, at.set, at.i);
+    const R       u = a.row_weights.data ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, at.begin, at.set, at.i)] : (R)1;
+    const R       total = a.totals[at.set];
+    const int64_t from = at.set * a.grad_out.row_stride, x_at = row_at(a.x, a.sets, at.begin, at.set, at.i), to = row_at(a.grad_x, a.sets, at.begin, at.set, at.i);
+
+    for (int64_t f = lane_id() % G; f < F; f += G) {
+        int block = 0, winner = 0;
+        R   dx = 0;
+
+        for (muvox_aggregates kinds = a.kinds; valid && kinds & 15; kinds >>= 4, block++) {
+            const unsigned kind = kinds & 15;
+            const R        g = load<R>(a.grad_out.data, a.grad_out.dtype, from + block * F + f);
+
+            if (kind == MUVOX_MEAN) {
+                if (total == 0) continue;
+                dx += g * u / total;
+                if (a.grad_row_weights.data) du += g * (load<R>(a.x.data, a.x.dtype, x_at + f) - a.means[at.set * F + f]) / total;
+            } else if (kind == MUVOX_SUM) {
+                dx += g * u;
+                if (a.grad_row_weights.data) du += g * load<R>(a.x.data, a.x.dtype, x_at + f);
+            } else {
+                if (static_cast<const int32_t *>(a.winners.data)[at.set * a.winners.row_stride + winner++ * F + f] != at.i) continue;
+                const R x = kind == MUVOX_MAX ? (R)1 : load<R>(a.x.data, a.x.dtype, x_at + f);
+
+                dx += g * (R)((x > 0) - (x < 0));
+            }
+        }
+        if (a.grad_x.data) store<R>(a.grad_x.data, a.grad_x.dtype, to + f, dx);
+    }
+    if (!a.grad_row_weights.data) return;
+    for (int step = G / 2; step; step /= 2) du += __shfl_xor_sync(group_mask<G>(), du, step, G);
+    if (lane_id() % G == 0) static_cast<R *>(a.grad_row_weights.data)[row_at(a.grad_row_weights, a.sets, at.begin, at.set, at.i)] = du;
+}
+
+template <typename R> static muvox_status backward(muvox_context *ctx, const muvox_pool *op)
+{
+    const char *const op_name = "pool";
+    const int64_t     S = op->sets.count, F = op->x.cols;
+    const bool        means = op->grad_row_weights.data && has_kind(op->aggregates, MUVOX_MEAN);
+    workspace         hold(ctx);
+
+    if (!op->sets.rows || (!op->grad_x.data && !op->grad_row_weights.data)) return MUVOX_OK;
+    FORWARD(hold.take(op_name, S * (1 + (means ? F : 0)) * (int64_t)sizeof(R)));
+    R *const           totals = hold.as<R>();
+    muvox_matrix       x = op->x;
+    const muvox_output kept = {means ? totals + S : nullptr, sizeof(R) == 8 ? MUVOX_F64 : MUVOX_F32, S, F, F, 0};
+
+    if (!means) x.cols = 1; /* for the sum of the weights one column is enough */
+    FORWARD(forward<R>(ctx, {op->sets, MUVOX_MEAN, x, op->mask, op->row_weights, kept, {}, nullptr, totals}));
+    FORWARD(check_rows_grid(ctx, op_name, op->sets));
+    return with_group(F, [&](auto group) -> muvox_status {
+        constexpr int G = decltype(group)::value;
+
+        pool_rows_backward<R, G><<<group_blocks<G>(op->sets), THREADS, 0, stream_of(ctx)>>>({op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->grad_out, op->winners, op->grad_x, op->grad_row_weights, totals, totals + S});
+        LAUNCHED();
+        return MUVOX_OK;
+    });
+}
+
+extern "C" muvox_status muvox_pool_backward_cuda(muvox_context *ctx, const muvox_pool *op)
+{
+    FORWARD(check_pool_backward(ctx, op));
+    const device_call call(ctx, "pool");
+    FORWARD(call.status);
+    return op->x.dtype == MUVOX_F64 ? backward<double>(ctx, op) : backward<float>(ctx, op);
+}

@@ -1,0 +1,416 @@
+#include "search.cuh"
+
+#include "nearest.cuh"
+#include "order.cuh"
+
+#include <math.h>
+#include <string.h>
+
+/* How a search goes: a warp takes a tile of 32 queries, one for each lane, which the order has put near each other. It looks
+ * at its own tile, then at those beside it, then at every tile whose box is nearer than the farthest place in the list of
+ * any lane. Tiles come in batches: each lane first marks the rows that are near enough, in a loop without branches, then
+ * all lanes insert what they marked, each its own.
+ *
+ * The distance to a box is computed with the same operations in the same order as a distance, each of which is monotonic in
+ * floating point too, so it is never larger than the distance to a row inside: nothing is lost by skipping. */
+
+enum { WARPS = 4, BATCH = 4 };
+
+template <typename R> struct search_arguments {
+    muvox_sets      sets, query_sets;
+    ordered_rows<R> rows, queries;
+    int64_t         k, items; /* items: tiles of queries */
+    place<R>        empty;    /* what a list is filled with: nothing beyond the radius comes before it */
+    bool            cross, exclude_self, sorted;
+    muvox_output    neighbours, distance2, counts;
+    place<R>       *heaps; /* (warps, heap_size, 32), for lists that do not fit registers */
+    int64_t         heap_size;
+};
+
+/* What a warp keeps in shared memory of the tiles it looks at. D > 0: columns known to the compiler; 0: any, and rows and
+ * queries are read where they lie. */
+template <typename R, int D> struct stage {
+    R        points[BATCH * WARP * (D > 0 ? D : 1)];
+    int32_t  rows[BATCH * WARP];
+    unsigned marks[BATCH * WARP];
+};
+
+/* The query of a lane, and the set that its warp searches. */
+template <typename R, int D> struct query {
+    const R *rows, *boxes; /* of the set */
+    const R *where;        /* the query's own coordinates */
+    R        x[D > 0 ? D : 1];
+    int64_t  count; /* rows of the set */
+    int      width;
+    int32_t  self; /* number of the row to leave out, or −1 */
+
+    __device__ __forceinline__ int columns() const { return D > 0 ? D : width; }
+    __device__ __forceinline__ R   column(int c) const
+    {
+        if constexpr (D > 0)
+            return x[c];
+        else
+            return where[c];
+    }
+
+    /* distance² to a row */
+    __device__ __forceinline__ R distance2(const R *row) const
+    {
+        R sum = 0;
+
+#pragma unroll
+        for (int c = 0; c < columns(); c++) {
+            const R difference = column(c) - row[c];
+
+            sum = fused(difference, difference, sum);
+        }
+        return sum;
+    }
+};
+
+/* distance² of two boxes, each (2, columns) lower and upper corner. NaN corners, of boxes of infinite rows, count as near. */
+template <typename R> __device__ __forceinline__ R box_gap(const R *low, const R *high, const R *box, int columns)
+{
+    R sum = 0;
+
+#pragma unroll
+    for (int c = 0; c < columns; c++) {
+        const R below = box[c] - high[c], above = low[c] - box[columns + c];
+        const R gap = fmax(fmax(below, above), (R)0);
+
+        sum = fused(gap, gap, sum);
+    }
+    return sum;
+}
+
+/* Looks at `waiting` tiles of the set, whose numbers are in `batch`. */
+template <typename R, int D, typename L>
+__device__ __forceinline__ void look(const query<R, D> &q, const int32_t *numbers, stage<R, D> &staged,
+                                     const int64_t (&batch)[BATCH], int waiting, L &list)
+{
+    const R  limit = list.farthest().distance2(); /* NaN while there is room */
+    unsigned marks = 0;
+    int      u = -1;
+
+    __syncwarp();
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+        if (b >= waiting) break;
+        const int64_t i = batch[b] * WARP + lane_id();
+        const bool    there = i < q.count;
+
+        staged.rows[b * WARP + lane_id()] = there ? numbers[i] : -1;
+        if constexpr (D > 0)
+#pragma unroll
+            for (int c = 0; c < D; c++)
+                staged.points[(b * WARP + lane_id()) * D + c] = there ? q.rows[i * D + c] : (R)INFINITY;
+    }
+    __syncwarp();
+    const auto row_at_place = [&](int b, int j) {
+        if constexpr (D > 0)
+            return (const R *)staged.points + (b * WARP + j) * D;
+        else {
+            const int64_t i = batch[b] * WARP + j;
+
+            return q.rows + (i < q.count ? i : q.count - 1) * q.width;
+        }
+    };
+    for (int b = 0; b < waiting; b++) {
+        unsigned near = 0;
+
+#pragma unroll
+        for (int j = 0; j < WARP; j++)
+            if (!(q.distance2(row_at_place(b, j)) > limit)) near |= 1u << j;
+        staged.marks[b * WARP + lane_id()] = near;
+    }
+    for (;;) {
+        while (!marks && u + 1 < waiting) marks = staged.marks[++u * WARP + lane_id()];
+        if (!__any_sync(ALL_LANES, marks)) return;
+        if (!marks) continue;
+        const int     j = __ffs(marks) - 1;
+        const int32_t row = staged.rows[u * WARP + j];
+
+        marks &= marks - 1;
+        if (row < 0 || row == q.self) continue;
+        const place<R> found = place<R>::of(q.distance2(row_at_place(u, j)), row);
+
+        if (found.before(list.farthest())) list.insert(found);
+    }
+}
+
+/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles outwards from there. In a group each
+ * lane asks for the whole warp about one tile, then all lanes, each for itself, about those that remain. */
+template <typename R, int D> struct itinerary {
+    const int32_t *lowest;
+    const R       *around; /* box of the queries */
+    int64_t        own;    /* −1: the queries are other rows */
+    int64_t        tiles, step;
+    bool           sorted;
+    unsigned       left; /* tiles of the present group that have not been asked about */
+
+    __device__ __forceinline__ int64_t group() const
+    {
+        const int64_t middle = own < 0 ? 0 : own / WARP;
+
+        return step & 1 ? middle - (step + 1) / 2 : middle + step / 2;
+    }
+
+    template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list) const
+    {
+        const int64_t mine = group() * WARP + lane_id();
+        const bool    seen = own >= 0 && (mine == own || (sorted && (mine == own - 1 || mine == own + 1)));
+        bool          candidate = group() >= 0 && mine < tiles && !seen;
+
+        if constexpr (D > 0)
+            if (sorted) {
+                R farthest = list.farthest().distance2();
+
+                farthest = farthest != farthest ? (R)INFINITY : farthest;
+                for (int lanes = WARP / 2; lanes; lanes /= 2)
+                    farthest = fmax(farthest, __shfl_xor_sync(ALL_LANES, farthest, lanes));
+                candidate = candidate && !(box_gap(around, around + D, q.boxes + 2 * mine * D, D) > farthest);
+            }
+        return __ballot_sync(ALL_LANES, candidate);
+    }
+
+    template <typename L> __device__ __forceinline__ bool worth(const query<R, D> &q, int64_t tile, const L &list) const
+    {
+        const R *const point = D > 0 ? q.x : q.where;
+        const R        gap = box_gap(point, point, q.boxes + 2 * tile * q.columns(), q.columns());
+        const place<R> best = place<R>::of(gap, lowest[tile]); /* of what may be in there */
+
+        return __any_sync(ALL_LANES, best.before(list.farthest()));
+    }
+
+    /* Fills the batch; returns how many, 0 after the last. */
+    template <typename L>
+    __device__ __forceinline__ int next(const query<R, D> &q, const L &list, int64_t (&batch)[BATCH])
+    {
+        const int64_t groups = (tiles + WARP - 1) / WARP;
+        int           waiting = 0;
+        /* Not batch[waiting]: with indices that the compiler knows the batch stays in registers. */
+        const auto add = [&](int64_t tile) {
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                if (b == waiting) batch[b] = tile;
+            waiting++;
+        };
+
+        if (step == -2) {
+            step = -1;
+            if (own >= 0) {
+                add(own);
+                return waiting;
+            }
+        }
+        if (step == -1) {
+            step = 0;
+            left = candidates(q, list);
+            if (sorted && own > 0) add(own - 1);
+            if (sorted && own >= 0 && own + 1 < tiles) add(own + 1);
+            if (waiting) return waiting;
+        }
+        while (waiting < BATCH) {
+            if (!left) {
+                if (++step >= 2 * groups) break;
+                left = candidates(q, list);
+                continue;
+            }
+            const int64_t tile = group() * WARP + __ffs(left) - 1;
+
+            left &= left - 1;
+            if (!sorted || worth(q, tile, list)) add(tile);
+        }
+        return waiting;
+    }
+};
+
+/* The corners of the box around the queries of a warp. */
+template <typename R, int D> __device__ __forceinline__ void bound_queries(const query<R, D> &q, bool looks, R *around)
+{
+    if constexpr (D > 0)
+#pragma unroll
+        for (int c = 0; c < D; c++) {
+            R low = looks ? q.x[c] : (R)NAN, high = low; /* fmin and fmax pass over NaN */
+
+            for (int lanes = WARP / 2; lanes; lanes /= 2) {
+                low = fmin(low, __shfl_xor_sync(ALL_LANES, low, lanes));
+                high = fmax(high, __shfl_xor_sync(ALL_LANES, high, lanes));
+            }
+            around[c] = low;
+            around[D + c] = high;
+        }
+}
+
+template <typename R, typename L>
+__device__ __forceinline__ void write_list(const search_arguments<R> &a, const tile &t, int32_t row, L &list)
+{
+    int32_t *const neighbours = (int32_t *)a.neighbours.data, *const counts = (int32_t *)a.counts.data;
+    R *const       distances = (R *)a.distance2.data;
+    const int64_t  to = row_at(a.neighbours, a.query_sets, t.begin, t.set, row);
+    const int64_t  distance_to = row_at(a.distance2, a.query_sets, t.begin, t.set, row);
+    int32_t        count = 0;
+
+    list.sort();
+    list.each(a.k, [&](int64_t r, place<R> found) {
+        const bool there = found.row() >= 0;
+
+        count += there;
+        if (neighbours) neighbours[to + r] = found.row();
+        if (distances) distances[distance_to + r] = there ? found.distance2() : (R)INFINITY;
+    });
+    if (counts) counts[row_at(a.counts, a.query_sets, t.begin, t.set, row)] = count;
+}
+
+template <typename R, int D, typename L>
+__device__ __forceinline__ void search_tile(const search_arguments<R> &a, int64_t item, stage<R, D> &staged, L &list)
+{
+    const tile t = tile_of(a.query_sets, WARP, item);
+
+    if (t.first >= t.rows) return;
+    const int64_t i = t.first + lane_id(), at = t.begin + (i < t.rows ? i : t.rows - 1);
+    const int64_t begin = set_begin(a.sets, t.set), first = first_tile(a.sets, WARP, t.set);
+    const int32_t number = a.queries.rows[at];
+    const bool    looks = i < t.rows && number >= 0;
+    query<R, D>   q;
+    R             around[2 * (D > 0 ? D : 1)];
+
+    q.width = a.rows.width;
+    q.rows = a.rows.points + begin * q.width;
+    q.boxes = a.rows.boxes + 2 * first * q.width;
+    q.where = a.queries.points + at * q.width;
+    q.count = set_end(a.sets, t.set) - begin;
+    q.self = a.exclude_self ? number : -1;
+    if constexpr (D > 0)
+#pragma unroll
+        for (int c = 0; c < D; c++) q.x[c] = q.where[c];
+    list.clear(a.k, looks ? a.empty : place<R>::least()); /* least: nothing comes before, nothing is looked for */
+    bound_queries(q, looks, around);
+    itinerary<R, D> tiles = {a.rows.lowest + first, around, a.cross ? -1 : t.first / WARP, (q.count + WARP - 1) / WARP, -2, a.sorted, 0};
+    int64_t         batch[BATCH];
+
+    while (const int waiting = tiles.next(q, list, batch)) look(q, a.rows.rows + begin, staged, batch, waiting, list);
+    if (i >= t.rows) return;
+    if (!looks) list.clear(a.k, place<R>::empty());
+    write_list(a, t, number >= 0 ? number : ~number, list);
+}
+
+template <typename R, int D, int K>
+static __global__ void __launch_bounds__(WARPS *WARP) search_in_registers(const search_arguments<R> a)
+{
+    __shared__ stage<R, D> staged[WARPS];
+    const int              warp = (int)threadIdx.x / WARP;
+    const int64_t          item = (int64_t)blockIdx.x * WARPS + warp;
+    register_list<R, K>    list;
+
+    if (item < a.items) search_tile(a, item, staged[warp], list);
+}
+
+template <typename R> static __global__ void __launch_bounds__(WARPS *WARP) search_in_heaps(const search_arguments<R> a)
+{
+    __shared__ stage<R, 0> staged[WARPS];
+    const int              warp = (int)threadIdx.x / WARP;
+    const int64_t          first = (int64_t)blockIdx.x * WARPS + warp;
+    heap_list<R>           list = {a.heaps + first * a.heap_size * WARP + lane_id(), 0};
+
+    for (int64_t item = first; item < a.items; item += (int64_t)gridDim.x * WARPS)
+        search_tile(a, item, staged[warp], list);
+}
+
+template <typename R, int D, int K>
+static muvox_status launch(muvox_context *ctx, const char *op_name, const search_arguments<R> &a)
+{
+    search_in_registers<R, D, K><<<blocks_for(a.items, WARPS), WARPS * WARP, 0, stream_of(ctx)>>>(a);
+    LAUNCHED();
+    return MUVOX_OK;
+}
+
+template <int D> static muvox_status launch_list(muvox_context *ctx, const char *op, const search_arguments<float> &a)
+{
+    if (a.k <= 8) return launch<float, D, 8>(ctx, op, a);
+    if (a.k <= 16) return launch<float, D, 16>(ctx, op, a);
+    if (a.k <= 32) return launch<float, D, 32>(ctx, op, a);
+    return launch<float, D, 64>(ctx, op, a);
+}
+
+/* The most memory for heaps, unless one warp's take more. */
+static const int64_t HEAP_BYTES = INT64_C(64) << 20;
+
+template <typename R>
+static muvox_status launch_heaps(muvox_context *ctx, const char *op_name, search_arguments<R> &a)
+{
+    const int64_t block_bytes = WARPS * WARP * a.k * (int64_t)sizeof(place<R>);
+    const int64_t most = HEAP_BYTES / block_bytes < 1 ? 1 : HEAP_BYTES / block_bytes;
+    const int64_t needed = blocks_for(a.items, WARPS), blocks = needed < most ? needed : most;
+    workspace     heaps(ctx);
+
+    FORWARD(heaps.take(op_name, blocks * block_bytes));
+    a.heaps = heaps.as<place<R>>();
+    a.heap_size = a.k;
+    search_in_heaps<R><<<(unsigned)blocks, WARPS * WARP, 0, stream_of(ctx)>>>(a);
+    LAUNCHED();
+    return MUVOX_OK;
+}
+
+/* The largest distance in R that is not beyond the radius. */
+static place<float> beyond(double radius2, float)
+{
+    float    limit = (float)radius2;
+    uint32_t bits;
+
+    if ((double)limit > radius2) limit = nextafterf(limit, 0.f);
+    memcpy(&bits, &limit, sizeof bits);
+    return place<float>::of(bits, ~0u);
+}
+
+static place<double> beyond(double radius2, double)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &radius2, sizeof bits);
+    return place<double>::of(bits, ~0u);
+}
+
+template <typename R>
+static muvox_status search(muvox_context *ctx, const char *op_name, const search_request &request)
+{
+    const int64_t      d = request.coords.cols;
+    const bool         fast = sizeof(R) == sizeof(float) && d <= 8 && request.k <= 64;
+    const int          width = !fast ? (int)d : d <= 2 ? 2 : d <= 4 ? 4 : 8;
+    const muvox_matrix none = {};
+    workspace          rows_hold(ctx), queries_hold(ctx);
+    search_arguments<R> a = {};
+
+    a.sets = request.sets;
+    a.query_sets = request.query_sets;
+    a.k = request.k;
+    a.items = tile_count(a.query_sets, WARP);
+    a.cross = request.options & MUVOX_QUERIES;
+    a.exclude_self = request.options & MUVOX_EXCLUDE_SELF;
+    a.sorted = a.sets.splits || a.sets.size > UNSORTED_ROWS;
+    a.empty = request.options & MUVOX_WITHIN_RADIUS ? beyond(request.max_radius * request.max_radius, R())
+                                                    : place<R>::empty();
+    a.neighbours = request.neighbours;
+    a.distance2 = request.distance2;
+    a.counts = request.counts;
+    if (a.query_sets.rows == 0) return MUVOX_OK;
+    FORWARD(order_rows<R>(ctx, op_name, a.sets, request.coords, request.mask, width, &rows_hold, &a.rows));
+    a.queries = a.rows;
+    if (a.cross)
+        FORWARD(order_rows<R>(ctx, op_name, a.query_sets, request.queries, none, width, &queries_hold, &a.queries));
+    FORWARD(check_grid(ctx, op_name, (a.items + WARPS - 1) / WARPS));
+    if constexpr (sizeof(R) == sizeof(float)) {
+        if (fast && width == 2) return launch_list<2>(ctx, op_name, a);
+        if (fast && width == 4) return launch_list<4>(ctx, op_name, a);
+        if (fast) return launch_list<8>(ctx, op_name, a);
+    }
+    if (a.k <= 8) return launch<R, 0, 8>(ctx, op_name, a);
+    if (a.k <= 32) return launch<R, 0, 32>(ctx, op_name, a);
+    return launch_heaps(ctx, op_name, a);
+}
+
+muvox_status search_neighbours(muvox_context *ctx, const char *op_name, const search_request &request)
+{
+    if (request.coords.dtype == MUVOX_F64) return search<double>(ctx, op_name, request);
+    return search<float>(ctx, op_name, request);
+}
