@@ -8,7 +8,7 @@ template <typename R> static aggregate_arguments<given_weights<R>> arguments_of(
 {
     const muvox_output neighbours = {const_cast<void *>(op->neighbours.data), op->neighbours.dtype, op->neighbours.rows, op->neighbours.cols, op->neighbours.row_stride, op->neighbours.set_stride};
 
-    return {op->sets, op->aggregates, false, op->neighbours.cols, op->feats, op->grad_out, neighbours, op->out, op->winners, op->grad_feats, {op->weights, op->sets}, nullptr};
+    return {op->sets, columns_of(op->aggregates), false, op->neighbours.cols, op->feats, op->grad_out, neighbours, op->out, op->winners, op->grad_feats, {op->weights, op->sets}};
 }
 
 extern "C" muvox_status muvox_aggregate_forward_cuda(muvox_context *ctx, const muvox_aggregate *op)
@@ -16,6 +16,7 @@ extern "C" muvox_status muvox_aggregate_forward_cuda(muvox_context *ctx, const m
     FORWARD(check_aggregate_forward(ctx, op));
     const device_call call(ctx, "aggregate");
     FORWARD(call.status);
+    FORWARD(check_splits_on_device(ctx, "aggregate", &op->sets));
     if (op->feats.dtype == MUVOX_F64) return aggregate_forward(ctx, "aggregate", arguments_of<double>(op));
     return aggregate_forward(ctx, "aggregate", arguments_of<float>(op));
 }
@@ -35,6 +36,7 @@ extern "C" muvox_status muvox_aggregate_backward_cuda(muvox_context *ctx, const 
     FORWARD(check_aggregate_backward(ctx, op));
     const device_call call(ctx, "aggregate");
     FORWARD(call.status);
+    FORWARD(check_splits_on_device(ctx, "aggregate", &op->sets));
     FORWARD(check_rows_grid(ctx, "aggregate", op->sets));
     if (!op->sets.rows) return MUVOX_OK;
     return with_dtype(op->feats.dtype, [&](auto element) {
@@ -43,7 +45,7 @@ extern "C" muvox_status muvox_aggregate_backward_cuda(muvox_context *ctx, const 
         const auto        a = arguments_of<R>(op);
         const store_dw<R> set_dw = {op->grad_weights};
 
-        return with_places(a.sets.rows * a.k, [&](auto place) -> muvox_status {
+        return with_places(a.sets.rows, a.k, [&](auto place) -> muvox_status {
             reverse_list<decltype(place)> list = {};
             workspace                     hold(ctx);
 

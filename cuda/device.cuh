@@ -97,6 +97,12 @@ template <typename F> auto with_dtype(muvox_dtype dtype, F f)
     }
 }
 
+/* a / b of numbers that are not negative: divisions of 64 bits take long, and are seldom needed. */
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b)
+{
+    return ((uint64_t)a | (uint64_t)b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b);
+}
+
 /* Sets: splits lie on the device and nobody has checked them, so bad ones are clamped: no access leaves the rows. */
 
 __device__ __forceinline__ int64_t clamped(int64_t x, int64_t low, int64_t high)
@@ -146,7 +152,7 @@ template <typename K> __device__ __forceinline__ int64_t last_not_above(int64_t 
 /* The set of row `row` of all. Empty sets own no row. */
 __device__ __forceinline__ int64_t set_of_row(const muvox_sets &sets, int64_t row)
 {
-    if (!sets.splits) return row / sets.size;
+    if (!sets.splits) return quotient(row, sets.size);
     return last_not_above(sets.count, row, [&](int64_t s) { return set_begin(sets, s); });
 }
 
@@ -180,7 +186,7 @@ __device__ __forceinline__ tile tile_of(const muvox_sets &sets, int64_t size, in
     if (sets.splits)
         t.set = last_not_above(sets.count, number, [&](int64_t s) { return first_tile(sets, size, s); });
     else
-        t.set = number / uniform_tiles(sets, size);
+        t.set = quotient(number, uniform_tiles(sets, size));
     t.begin = set_begin(sets, t.set);
     t.rows = set_end(sets, t.set) - t.begin;
     t.first = (number - first_tile(sets, size, t.set)) * size;

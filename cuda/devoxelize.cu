@@ -13,7 +13,7 @@ template <typename T> static __global__ void read_voxels(muvox_devoxelize op)
 {
     using R = wide_t<T>;
     const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, K = op.index.cols;
-    const int64_t n = index / C, c = index % C;
+    const int64_t n = quotient(index, C), c = index - n * C;
     R             sum = 0;
 
     if (n >= op.index.rows) return;
@@ -47,14 +47,14 @@ extern "C" muvox_status muvox_devoxelize_forward_cuda(muvox_context *ctx, const 
 template <typename T, typename P> static __global__ void voxel_gradients(muvox_devoxelize op, reverse_list<P> list)
 {
     using R = wide_t<T>;
-    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, s = index / C, c = index % C;
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, s = quotient(index, C), c = index - s * C;
     R             sum = 0;
 
     if (s >= op.feats.rows) return;
     for (int64_t e = list.begins[s]; e < list.begins[s + 1]; e++) {
-        const int64_t place = (int64_t)list.places[e], n = place / list.k;
+        const int64_t n = list.row(e);
 
-        sum += weight_of<R>(op, n, place - n * list.k) * widen(static_cast<const T *>(op.grad_out.data)[n * op.grad_out.row_stride + c]);
+        sum += weight_of<R>(op, n, list.rank(e)) * widen(static_cast<const T *>(op.grad_out.data)[n * op.grad_out.row_stride + c]);
     }
     static_cast<T *>(op.grad_feats.data)[s * op.grad_feats.row_stride + c] = narrow<T>(sum);
 }
@@ -91,7 +91,7 @@ extern "C" muvox_status muvox_devoxelize_backward_cuda(muvox_context *ctx, const
     FORWARD(check_grid(ctx, op_name, N / 4 + 1));
     return with_dtype(op->feats.dtype, [&](auto element) {
         using T = decltype(element);
-        return with_places(N * op->index.cols, [&](auto place) -> muvox_status {
+        return with_places(N, op->index.cols, [&](auto place) -> muvox_status {
             reverse_list<decltype(place)> list = {};
             workspace                     hold(ctx);
 

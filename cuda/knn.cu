@@ -21,19 +21,11 @@ extern "C" muvox_status muvox_knn_forward_cuda(muvox_context *ctx, const muvox_k
     FORWARD(check_knn_forward(ctx, op));
     const device_call call(ctx, "knn");
     FORWARD(call.status);
+    FORWARD(check_splits_on_device(ctx, "knn", &op->sets));
+    if (op->options & MUVOX_QUERIES) FORWARD(check_splits_on_device(ctx, "knn", &op->query_sets));
     queries_of(op, &request.query_sets, &request.queries);
     return search_neighbours(ctx, "knn", request);
 }
-
-/* p = 2 g */
-template <typename R> struct distance_gradient {
-    muvox_matrix grad;
-    muvox_sets   sets;
-    __device__ __forceinline__ R operator()(int64_t row, int64_t s, int64_t i, int64_t r, int64_t) const
-    {
-        return 2 * static_cast<const R *>(grad.data)[row_at(grad, sets, row - i, s, i) + r];
-    }
-};
 
 template <typename R> static muvox_status backward(muvox_context *ctx, const muvox_knn *op)
 {
@@ -42,10 +34,10 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
     muvox_matrix queries;
 
     queries_of(op, &query_sets, &queries);
-    return with_places(query_sets.rows * op->k, [&](auto place) {
+    return with_places(query_sets.rows, op->k, [&](auto place) {
         using P = decltype(place);
-        pull_arguments<P, distance_gradient<R>> a = {op->sets, query_sets, op->coords, queries, op->neighbours, {nullptr, nullptr, op->k}, op->grad_coords, !cross, true, {op->grad_distance2, query_sets}};
-        workspace hold(ctx);
+        pull_arguments<P> a = {op->sets, query_sets, op->coords, queries, op->neighbours, op->grad_distance2, 2, {}, op->grad_coords, !cross, true};
+        workspace         hold(ctx);
 
         if (op->grad_coords.data) {
             FORWARD(reverse_neighbours<P>(ctx, "knn", op->sets, query_sets, op->neighbours, op->k, &hold, &a.list));
@@ -63,5 +55,7 @@ extern "C" muvox_status muvox_knn_backward_cuda(muvox_context *ctx, const muvox_
     FORWARD(check_knn_backward(ctx, op));
     const device_call call(ctx, "knn");
     FORWARD(call.status);
+    FORWARD(check_splits_on_device(ctx, "knn", &op->sets));
+    if (op->options & MUVOX_QUERIES) FORWARD(check_splits_on_device(ctx, "knn", &op->query_sets));
     return op->coords.dtype == MUVOX_F64 ? backward<double>(ctx, op) : backward<float>(ctx, op);
 }

@@ -1,5 +1,9 @@
 #include "launch.cuh"
 
+#include <stdlib.h>
+#include <string.h>
+#include <vector>
+
 muvox_status device_status(muvox_context *ctx, const char *op, cudaError_t error)
 {
     if (error == cudaSuccess) return MUVOX_OK;
@@ -34,6 +38,20 @@ void workspace::give_back()
     else
         cudaFreeAsync(block, stream_of(ctx));
     block = nullptr;
+}
+
+muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, const muvox_sets *sets)
+{
+    const char *const wanted = getenv("MUVOX_CHECK");
+
+    if (!sets->splits || !wanted || strcmp(wanted, "1")) return MUVOX_OK;
+    std::vector<int64_t> splits(static_cast<size_t>(sets->count) + 1);
+    muvox_sets           here = *sets;
+
+    CUDA(cudaMemcpyAsync(splits.data(), sets->splits, splits.size() * sizeof(int64_t), cudaMemcpyDeviceToHost, stream_of(ctx)));
+    CUDA(cudaStreamSynchronize(stream_of(ctx)));
+    here.splits = splits.data();
+    return check_splits(ctx, op_name, &here);
 }
 
 muvox_status check_grid(muvox_context *ctx, const char *op, int64_t blocks)

@@ -46,9 +46,89 @@ template <> struct place<double> {
     }
 };
 
-/* Up to K places in registers, nearest first. With k < K the first K − k hold what nothing comes before. */
+/* a takes what comes first of both, b the other. Written out for the packed place, as compilers make branches of it. */
+template <typename R> __device__ __forceinline__ void exchange(place<R> &a, place<R> &b)
+{
+    const bool swap = b.before(a);
+    const auto first = swap ? b : a, second = swap ? a : b;
+
+    a = first;
+    b = second;
+}
+
+template <> __device__ __forceinline__ void exchange<float>(place<float> &a, place<float> &b)
+{
+    uint64_t first, second;
+
+    asm("{ .reg .pred p; setp.lt.u64 p, %3, %2; selp.b64 %0, %3, %2, p; selp.b64 %1, %2, %3, p; }"
+        : "=l"(first), "=l"(second)
+        : "l"(a.bits), "l"(b.bits));
+    a.bits = first;
+    b.bits = second;
+}
+
+/* The one that comes first. */
+template <typename R> __device__ __forceinline__ place<R> first_of(place<R> a, place<R> b)
+{
+    return b.before(a) ? b : a;
+}
+
+template <> __device__ __forceinline__ place<float> first_of<float>(place<float> a, place<float> b)
+{
+    uint64_t first;
+
+    asm("{ .reg .pred p; setp.lt.u64 p, %2, %1; selp.b64 %0, %2, %1, p; }" : "=l"(first) : "l"(a.bits), "l"(b.bits));
+    return {first};
+}
+
+/* Whether Batcher's odd-even merge of runs of `size` compares i with i + step. */
+__host__ __device__ constexpr bool merges(int i, int step, int size)
+{
+    return i >= step % size && (i - step % size) % (2 * step) < step && i / (2 * size) == (i + step) / (2 * size);
+}
+
+/* One column of the sorting network after another, all indices known to the compiler. */
+template <int I, int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void merge_column(place<R> (&x)[N])
+{
+    if constexpr (I + STEP < N) {
+        if constexpr (merges(I, STEP, SIZE)) exchange(x[I], x[I + STEP]);
+        merge_column<I + 1, STEP, SIZE>(x);
+    }
+}
+
+template <int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void merge_runs(place<R> (&x)[N])
+{
+    if constexpr (STEP > 0) {
+        merge_column<0, STEP, SIZE>(x);
+        merge_runs<STEP / 2, SIZE>(x);
+    }
+}
+
+/* Sorts N places, a power of two. */
+template <int SIZE = 1, typename R, int N> __device__ __forceinline__ void sort_places(place<R> (&x)[N])
+{
+    if constexpr (SIZE < N) {
+        merge_runs<SIZE, SIZE>(x);
+        sort_places<2 * SIZE>(x);
+    }
+}
+
+/* Sorts a sequence that rises, then falls. */
+template <int STEP, typename R, int N> __device__ __forceinline__ void sort_bitonic(place<R> (&x)[N])
+{
+    if constexpr (STEP > 0) {
+#pragma unroll
+        for (int r = 0; r < N; r++)
+            if (!(r & STEP)) exchange(x[r], x[r + STEP]);
+        sort_bitonic<STEP / 2>(x);
+    }
+}
+
+/* Up to K places in registers, nearest first. With k < K the first K − k hold what nothing comes before. New places come in
+ * groups of GROUP, which are sorted and merged in, except that short lists take them one by one. */
 template <typename R, int K> struct register_list {
-    place<R> places[K];
+    static constexpr int GROUP = K <= 8 ? 1 : K <= 16 || sizeof(R) == 8 ? 8 : 16;
+    place<R>             places[K];
 
     __device__ __forceinline__ void clear(int64_t k, place<R> empty)
     {
@@ -56,12 +136,19 @@ template <typename R, int K> struct register_list {
         for (int r = 0; r < K; r++) places[r] = r < K - (int)k ? place<R>::least() : empty;
     }
     __device__ __forceinline__ place<R> farthest() const { return places[K - 1]; }
-    __device__ __forceinline__ void     insert(place<R> x) /* which comes before the farthest */
+    __device__ __forceinline__ void     insert(place<R> (&x)[GROUP]) /* places that are not there are empty ones */
     {
+        if constexpr (GROUP == 1) {
 #pragma unroll
-        for (int r = K - 1; r > 0; r--)
-            places[r] = x.before(places[r - 1]) ? places[r - 1] : x.before(places[r]) ? x : places[r];
-        places[0] = x.before(places[0]) ? x : places[0];
+            for (int r = 0; r < K; r++) exchange(places[r], x[0]);
+            return;
+        }
+        sort_places(x);
+        /* The nearest of an ascending and a descending sequence, place by place, are the K nearest of both, first rising, then
+         * falling: a bitonic sequence, which log K steps sort. */
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) places[K - 1 - g] = first_of(places[K - 1 - g], x[g]);
+        sort_bitonic<K / 2>(places);
     }
     __device__ __forceinline__ void sort() {}
     template <typename F> __device__ __forceinline__ void each(int64_t k, F f) const
@@ -74,8 +161,9 @@ template <typename R, int K> struct register_list {
 
 /* Any k: a heap with the farthest place on top, in global memory, the lists of a warp interleaved. */
 template <typename R> struct heap_list {
-    place<R> *places; /* place r of this lane at r · WARP */
-    int64_t   size;
+    static constexpr int GROUP = 1;
+    place<R>            *places; /* place r of this lane at r · WARP */
+    int64_t              size;
 
     __device__ __forceinline__ place<R> &at(int64_t r) const { return places[r * WARP]; }
     __device__ void                      clear(int64_t k, place<R> empty)
@@ -96,7 +184,10 @@ template <typename R> struct heap_list {
         }
         at(hole) = x;
     }
-    __device__ void insert(place<R> x) { sink(x, size); }
+    __device__ void insert(place<R> (&x)[GROUP])
+    {
+        if (x[0].before(farthest())) sink(x[0], size);
+    }
     __device__ void sort()
     {
         for (int64_t last = size - 1; last > 0; last--) {

@@ -9,34 +9,43 @@ enum { TILE_ROWS = 512, WALKERS = 8 };
 
 /* What is known of one feature after some rows. */
 template <typename R> struct part {
-    R        sum, total; /* Σ u x, Σ u */
-    best<R>  largest, largest_size;
+    R       sum, total; /* Σ u x, Σ u */
+    best<R> largest, largest_size;
+    int     first; /* the first row, −1 before any */
     __device__ __forceinline__ void meet(R x, R u, int row)
     {
         sum += u * x;
         total += u;
+        x += (R)0; /* −0 becomes 0, every NaN the same */
         largest.meet(x, row);
         largest_size.meet(fabs(x), row);
+        if (first < 0) first = row;
     }
-    /* Takes in rows that may lie before or after. */
+    __device__ __forceinline__ void settle()
+    {
+        largest.settle(first);
+        largest_size.settle(first);
+    }
+    /* Takes in rows that may lie before or after; both are settled. */
     __device__ __forceinline__ void join(const part &other)
     {
         sum += other.sum;
         total += other.total;
+        if (other.first < 0) return;
         join(&largest, other.largest);
         join(&largest_size, other.largest_size);
+        first = first < 0 || other.first < first ? other.first : first;
     }
 
 private:
     /* The larger, the first of equals; NaN is larger than anything. */
-    static __device__ __forceinline__ void join(best<R> *mine, const best<R> &other)
+    __device__ __forceinline__ void join(best<R> *mine, const best<R> &other) const
     {
         const bool mine_nan = mine->value != mine->value, other_nan = other.value != other.value;
-        const bool first = other.rank < mine->rank;
+        const bool larger = other_nan ? !mine_nan : !mine_nan && other.value > mine->value;
+        const bool equal = other_nan ? mine_nan : other.value == mine->value;
 
-        if (other.rank < 0) return;
-        if (mine->rank < 0 || (other_nan && (!mine_nan || first)) || (!mine_nan && (other.value > mine->value || (other.value == mine->value && first))))
-            *mine = other;
+        if (first < 0 || larger || (equal && other.index < mine->index)) *mine = other;
     }
 };
 
@@ -63,17 +72,18 @@ template <typename R> __device__ void write_pooled(const pool_arguments<R> &a, i
 
         if (a.out.data)
             store<R>(a.out.data, a.out.dtype, s * a.out.row_stride + block * F + f, wins ? b.value : kind == MUVOX_MEAN ? mean : all.sum);
-        if (wins && a.winners.data) static_cast<int32_t *>(a.winners.data)[s * a.winners.row_stride + winner * F + f] = b.rank;
+        if (wins && a.winners.data) static_cast<int32_t *>(a.winners.data)[s * a.winners.row_stride + winner * F + f] = b.index;
         winner += wins;
     }
 }
 
 template <typename R> static __global__ void __launch_bounds__(WARP *WALKERS) pool_tiles(const pool_arguments<R> a, int64_t chunks)
 {
-    __shared__ part<R> walked[WALKERS][WARP];
-    const int64_t      F = a.x.cols, number = blockIdx.x / chunks, f = blockIdx.x % chunks * WARP + threadIdx.x;
+    __shared__ __align__(16) char space[sizeof(part<R>) * WALKERS * WARP];
+    part<R>(*const     walked)[WARP] = reinterpret_cast<part<R>(*)[WARP]>(space);
+    const int64_t      F = a.x.cols, number = quotient(blockIdx.x, chunks), f = (blockIdx.x - number * chunks) * WARP + threadIdx.x;
     const tile         t = tile_of(a.sets, TILE_ROWS, number);
-    part<R>            mine = {};
+    part<R>            mine = {0, 0, {}, {}, -1};
 
     if (t.first >= t.rows && !(t.rows == 0 && t.first == 0)) return;
     const int64_t end = t.first + TILE_ROWS < t.rows ? t.first + TILE_ROWS : t.rows;
@@ -83,6 +93,7 @@ template <typename R> static __global__ void __launch_bounds__(WARP *WALKERS) po
 
         mine.meet(load<R>(a.x.data, a.x.dtype, row_at(a.x, a.sets, t.begin, t.set, i) + f), u, (int)i);
     }
+    mine.settle();
     walked[threadIdx.y][threadIdx.x] = mine;
     __syncthreads();
     if (threadIdx.y || f >= F) return;
@@ -134,6 +145,7 @@ extern "C" muvox_status muvox_pool_forward_cuda(muvox_context *ctx, const muvox_
     FORWARD(check_pool_forward(ctx, op));
     const device_call call(ctx, "pool");
     FORWARD(call.status);
+    FORWARD(check_splits_on_device(ctx, "pool", &op->sets));
     if (op->x.dtype == MUVOX_F64) return forward<double>(ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
     return forward<float>(ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
 }
@@ -192,7 +204,7 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
 {
     const char *const op_name = "pool";
     const int64_t     S = op->sets.count, F = op->x.cols;
-    const bool        means = op->grad_row_weights.data && has_kind(op->aggregates, MUVOX_MEAN);
+    const bool        means = op->grad_row_weights.data && columns_of(op->aggregates).mean >= 0;
     workspace         hold(ctx);
 
     if (!op->sets.rows || (!op->grad_x.data && !op->grad_row_weights.data)) return MUVOX_OK;
@@ -204,7 +216,7 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
     if (!means) x.cols = 1; /* for the sum of the weights one column is enough */
     FORWARD(forward<R>(ctx, {op->sets, MUVOX_MEAN, x, op->mask, op->row_weights, kept, {}, nullptr, totals}));
     FORWARD(check_rows_grid(ctx, op_name, op->sets));
-    return with_group(F, [&](auto group) -> muvox_status {
+    return with_group(F, [&](auto group, auto) -> muvox_status {
         constexpr int G = decltype(group)::value;
 
         pool_rows_backward<R, G><<<group_blocks<G>(op->sets), THREADS, 0, stream_of(ctx)>>>({op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->grad_out, op->winners, op->grad_x, op->grad_row_weights, totals, totals + S});
@@ -218,5 +230,6 @@ extern "C" muvox_status muvox_pool_backward_cuda(muvox_context *ctx, const muvox
     FORWARD(check_pool_backward(ctx, op));
     const device_call call(ctx, "pool");
     FORWARD(call.status);
+    FORWARD(check_splits_on_device(ctx, "pool", &op->sets));
     return op->x.dtype == MUVOX_F64 ? backward<double>(ctx, op) : backward<float>(ctx, op);
 }

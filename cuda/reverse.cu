@@ -5,8 +5,9 @@
 enum { WARPS = 4 };
 
 /* One warp for each tile of 32 rows: which row of all each of their places holds, ~0 for no row. */
-static __global__ void write_picks(muvox_sets sets, muvox_sets query_sets, muvox_output neighbours, int64_t k,
-                                   int64_t tiles, uint32_t *picks)
+template <typename P>
+static __global__ void write_picks(muvox_sets sets, muvox_sets query_sets, muvox_output neighbours, int64_t k, int bits,
+                                   int64_t tiles, uint32_t *picks, P *places)
 {
     const int64_t number = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
 
@@ -26,6 +27,7 @@ static __global__ void write_picks(muvox_sets sets, muvox_sets query_sets, muvox
         const int64_t j = static_cast<const int32_t *>(neighbours.data)[at];
 
         picks[(t.begin + t.first + i) * k + r] = j >= 0 && j < M ? (uint32_t)(begin + j) : ~0u;
+        places[(t.begin + t.first + i) * k + r] = (P)(t.begin + t.first + i) << bits | (P)r;
     }
 }
 
@@ -47,21 +49,14 @@ static __global__ void find_begins(const uint32_t *picks, int64_t count, int64_t
     begins[j] = low;
 }
 
-template <typename P> static __global__ void number_places(int64_t count, P *places)
-{
-    const int64_t place = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-
-    if (place < count) places[place] = (P)place;
-}
-
 static int64_t rounded(int64_t bytes)
 {
     return (bytes + 255) / 256 * 256;
 }
 
 template <typename P>
-muvox_status reverse_picks(muvox_context *ctx, const char *op_name, int64_t N, int64_t count, uint32_t *picks,
-                           workspace *hold, reverse_list<P> *list)
+muvox_status reverse_picks(muvox_context *ctx, const char *op_name, int64_t N, int64_t count, const uint32_t *picks,
+                           const P *places, workspace *hold, reverse_list<P> *list)
 {
     const int64_t places_bytes = rounded(count * (int64_t)sizeof(P)), picks_bytes = rounded(count * 4);
     int           bits = 1;
@@ -73,17 +68,14 @@ muvox_status reverse_picks(muvox_context *ctx, const char *op_name, int64_t N, i
     CUDA(cub::DeviceRadixSort::SortPairs(nullptr, scratch, (const uint32_t *)nullptr, (uint32_t *)nullptr,
                                          (const P *)nullptr, (P *)nullptr, count, 0, bits, stream_of(ctx)));
     FORWARD(hold->take(op_name, places_bytes + (N + 1) * 8));
-    FORWARD(block.take(op_name, picks_bytes + places_bytes + (int64_t)scratch));
-    P *const        sorted_places = hold->as<P>(), *const places = (P *)(block.as<char>() + picks_bytes);
+    FORWARD(block.take(op_name, picks_bytes + (int64_t)scratch));
+    P *const        sorted_places = hold->as<P>();
     int64_t *const  begins = (int64_t *)(hold->as<char>() + places_bytes);
     uint32_t *const sorted = block.as<uint32_t>();
 
-    if (count) {
-        number_places<P><<<blocks_for(count, 256), 256, 0, stream_of(ctx)>>>(count, places);
-        LAUNCHED();
-        CUDA(cub::DeviceRadixSort::SortPairs(block.as<char>() + picks_bytes + places_bytes, scratch, picks, sorted,
-                                             places, sorted_places, count, 0, bits, stream_of(ctx)));
-    }
+    if (count)
+        CUDA(cub::DeviceRadixSort::SortPairs(block.as<char>() + picks_bytes, scratch, picks, sorted, places,
+                                             sorted_places, count, 0, bits, stream_of(ctx)));
     find_begins<<<blocks_for(N + 1, 256), 256, 0, stream_of(ctx)>>>(sorted, count, N, begins);
     LAUNCHED();
     list->places = sorted_places;
@@ -97,30 +89,33 @@ muvox_status reverse_neighbours(muvox_context *ctx, const char *op_name, const m
                                 workspace *hold, reverse_list<P> *list)
 {
     const int64_t N = sets.rows, count = query_sets.rows * k, tiles = tile_count(query_sets, WARP);
-    workspace     picks(ctx);
+    const int64_t picks_bytes = rounded(count * 4);
+    workspace     block(ctx);
 
     REQUIRE(N < INT64_C(0xffffffff), MUVOX_UNSUPPORTED, "%s: backward of %lld rows, at most 2^32 - 2 are supported",
             op_name, (long long)N);
     FORWARD(check_grid(ctx, op_name, (tiles + WARPS - 1) / WARPS));
-    FORWARD(picks.take(op_name, count * 4));
+    FORWARD(block.take(op_name, picks_bytes + count * (int64_t)sizeof(P)));
+    uint32_t *const picks = block.as<uint32_t>();
+    P *const        places = (P *)(block.as<char>() + picks_bytes);
+    list->bits = rank_bits(k);
     /* Splits that are wrong leave places of no set: they pick no row. */
-    if (query_sets.splits && count) CUDA(cudaMemsetAsync(picks.as<void>(), 0xff, (size_t)count * 4, stream_of(ctx)));
+    if (query_sets.splits && count) CUDA(cudaMemsetAsync(picks, 0xff, (size_t)count * 4, stream_of(ctx)));
     if (count) {
-        write_picks<<<blocks_for(tiles, WARPS), WARPS * WARP, 0, stream_of(ctx)>>>(sets, query_sets, neighbours, k,
-                                                                                  tiles, picks.as<uint32_t>());
+        write_picks<P><<<blocks_for(tiles, WARPS), WARPS * WARP, 0, stream_of(ctx)>>>(
+            sets, query_sets, neighbours, k, list->bits, tiles, picks, places);
         LAUNCHED();
     }
-    list->k = k;
-    return reverse_picks(ctx, op_name, N, count, picks.as<uint32_t>(), hold, list);
+    return reverse_picks<P>(ctx, op_name, N, count, picks, places, hold, list);
 }
 
-template muvox_status reverse_picks<uint32_t>(muvox_context *, const char *, int64_t, int64_t, uint32_t *, workspace *,
-                                              reverse_list<uint32_t> *);
-template muvox_status reverse_picks<int64_t>(muvox_context *, const char *, int64_t, int64_t, uint32_t *, workspace *,
-                                             reverse_list<int64_t> *);
+template muvox_status reverse_picks<uint32_t>(muvox_context *, const char *, int64_t, int64_t, const uint32_t *,
+                                              const uint32_t *, workspace *, reverse_list<uint32_t> *);
+template muvox_status reverse_picks<uint64_t>(muvox_context *, const char *, int64_t, int64_t, const uint32_t *,
+                                              const uint64_t *, workspace *, reverse_list<uint64_t> *);
 template muvox_status reverse_neighbours<uint32_t>(muvox_context *, const char *, const muvox_sets &,
                                                    const muvox_sets &, const muvox_output &, int64_t, workspace *,
                                                    reverse_list<uint32_t> *);
-template muvox_status reverse_neighbours<int64_t>(muvox_context *, const char *, const muvox_sets &,
+template muvox_status reverse_neighbours<uint64_t>(muvox_context *, const char *, const muvox_sets &,
                                                   const muvox_sets &, const muvox_output &, int64_t, workspace *,
-                                                  reverse_list<int64_t> *);
+                                                  reverse_list<uint64_t> *);

@@ -6,13 +6,24 @@
 #include "device.cuh"
 #include "launch.cuh"
 
-/* The places that hold row j of all are places[begins[j]] … places[begins[j + 1] − 1], ascending. A place is i · k + r:
- * rank r of row i of all. P is uint32_t or int64_t. */
+/* The places that hold row j of all are places[begins[j]] … places[begins[j + 1] − 1], ascending. A place is rank r of row i
+ * of all, written i · 2^bits + r. P is uint32_t or uint64_t. */
 template <typename P> struct reverse_list {
     const P       *places;
     const int64_t *begins; /* (N + 1) */
-    int64_t        k;
+    int            bits;
+    __device__ __forceinline__ int64_t row(int64_t e) const { return (int64_t)(places[e] >> bits); }
+    __device__ __forceinline__ int     rank(int64_t e) const { return (int)(places[e] & (((P)1 << bits) - 1)); }
 };
+
+/* Bits that hold the ranks of k places. */
+inline int rank_bits(int64_t k)
+{
+    int bits = 0;
+
+    while (INT64_C(1) << bits < k) bits++;
+    return bits;
+}
 
 /* neighbours (Q, k) int32, rows by query_sets; numbers within sets; those outside their set are passed over. Memory:
  * 8 N k bytes (12 from 2^32 places on) and 8 N, and as much again while it sorts. N is below 2^32 − 1. */
@@ -21,16 +32,15 @@ muvox_status reverse_neighbours(muvox_context *ctx, const char *op, const muvox_
                                 const muvox_sets &query_sets, const muvox_output &neighbours, int64_t k,
                                 workspace *hold, reverse_list<P> *list);
 
-/* The same from picks (count) that are there already: the row of all that each place holds, N or more for none. They are
- * overwritten. */
+/* The same from picks and places (count) that are there already: the row of all that each place holds, N or more for none. */
 template <typename P>
-muvox_status reverse_picks(muvox_context *ctx, const char *op, int64_t N, int64_t count, uint32_t *picks,
-                           workspace *hold, reverse_list<P> *list);
+muvox_status reverse_picks(muvox_context *ctx, const char *op, int64_t N, int64_t count, const uint32_t *picks,
+                           const P *places, workspace *hold, reverse_list<P> *list);
 
-/* f with a value of the type that holds all places. */
-template <typename F> muvox_status with_places(int64_t places, F f)
+/* f with a value of the type that holds the places of so many rows. */
+template <typename F> muvox_status with_places(int64_t rows, int64_t k, F f)
 {
-    return places <= INT64_C(0xffffffff) ? f(uint32_t()) : f(int64_t());
+    return rows <= INT64_C(0xffffffff) >> rank_bits(k) ? f(uint32_t()) : f(uint64_t());
 }
 
 #endif

@@ -123,18 +123,24 @@ __device__ __forceinline__ void look(const query<R, D> &q, const int32_t *number
             if (!(q.distance2(row_at_place(b, j)) > limit)) near |= 1u << j;
         staged.marks[b * WARP + lane_id()] = near;
     }
+    /* Each lane takes the next rows that it marked, a group at a time; empty places where it has no more. */
     for (;;) {
+        place<R> found[L::GROUP];
+
         while (!marks && u + 1 < waiting) marks = staged.marks[++u * WARP + lane_id()];
         if (!__any_sync(ALL_LANES, marks)) return;
-        if (!marks) continue;
-        const int     j = __ffs(marks) - 1;
-        const int32_t row = staged.rows[u * WARP + j];
+#pragma unroll
+        for (int g = 0; g < L::GROUP; g++) {
+            const int     j = marks ? __ffs(marks) - 1 : 0;
+            const int32_t row = marks ? staged.rows[u * WARP + j] : -1;
+            const R       distance = marks ? q.distance2(row_at_place(u, j)) : (R)0;
 
-        marks &= marks - 1;
-        if (row < 0 || row == q.self) continue;
-        const place<R> found = place<R>::of(q.distance2(row_at_place(u, j)), row);
-
-        if (found.before(list.farthest())) list.insert(found);
+            found[g] = row < 0 || row == q.self ? place<R>::empty() : place<R>::of(distance, row);
+            marks &= marks - 1;
+            if (g + 1 < L::GROUP)
+                while (!marks && u + 1 < waiting) marks = staged.marks[++u * WARP + lane_id()];
+        }
+        list.insert(found);
     }
 }
 

@@ -7,19 +7,21 @@
 /* Number n of an int32 or int64 column, or of a matrix (N, K) row by row. */
 __device__ __forceinline__ int64_t integer(const muvox_matrix &m, int64_t n)
 {
-    const int64_t at = m.cols == 1 ? n * m.row_stride : n / m.cols * m.row_stride + n % m.cols;
+    const int64_t at = m.cols == 1 ? n * m.row_stride : quotient(n, m.cols) * m.row_stride + (n - quotient(n, m.cols) * m.cols);
 
     return m.dtype == MUVOX_I64 ? static_cast<const int64_t *>(m.data)[at] : static_cast<const int32_t *>(m.data)[at];
 }
 
-static __global__ void read_index(muvox_matrix index, int64_t count, int64_t N, uint32_t *picks)
+template <typename P>
+static __global__ void read_index(muvox_matrix index, int64_t count, int64_t N, int bits, uint32_t *picks, P *places)
 {
-    const int64_t place = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int64_t number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = quotient(number, index.cols);
 
-    if (place >= count) return;
-    const int64_t row = integer(index, place);
+    if (number >= count) return;
+    const int64_t row = integer(index, number);
 
-    picks[place] = row >= 0 && row < N ? (uint32_t)row : ~0u;
+    picks[number] = row >= 0 && row < N ? (uint32_t)row : ~0u;
+    places[number] = (P)n << bits | (P)(number - n * index.cols);
 }
 
 /* Which places of an index hold each of N rows; what is below 0 or past the last row holds none. */
@@ -27,19 +29,21 @@ template <typename P>
 muvox_status reverse_index(muvox_context *ctx, const char *op_name, int64_t N, const muvox_matrix &index,
                            workspace *hold, reverse_list<P> *list)
 {
-    const int64_t count = index.rows * index.cols;
-    workspace     picks(ctx);
+    const int64_t count = index.rows * index.cols, picks_bytes = (count * 4 + 255) / 256 * 256;
+    workspace     block(ctx);
 
     REQUIRE(N < INT64_C(0xffffffff), MUVOX_UNSUPPORTED, "%s: an index into %lld rows, at most 2^32 - 2 are supported",
             op_name, (long long)N);
     FORWARD(check_grid(ctx, op_name, count / 256 + 1));
-    FORWARD(picks.take(op_name, count * 4));
+    FORWARD(block.take(op_name, picks_bytes + count * (int64_t)sizeof(P)));
+    uint32_t *const picks = block.as<uint32_t>();
+    P *const        places = (P *)(block.as<char>() + picks_bytes);
+    list->bits = rank_bits(index.cols);
     if (count) {
-        read_index<<<blocks_for(count, 256), 256, 0, stream_of(ctx)>>>(index, count, N, picks.as<uint32_t>());
+        read_index<P><<<blocks_for(count, 256), 256, 0, stream_of(ctx)>>>(index, count, N, list->bits, picks, places);
         LAUNCHED();
     }
-    list->k = index.cols;
-    return reverse_picks(ctx, op_name, N, count, picks.as<uint32_t>(), hold, list);
+    return reverse_picks<P>(ctx, op_name, N, count, picks, places, hold, list);
 }
 
 #endif

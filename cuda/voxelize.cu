@@ -9,7 +9,7 @@ template <typename T, typename P>
 static __global__ void average(muvox_voxelize op, reverse_list<P> list)
 {
     using R = wide_t<T>;
-    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, s = index / C, c = index % C;
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, s = quotient(index, C), c = index - s * C;
 
     if (s >= op.counts.rows) return;
     const int64_t count = integer(op.counts, s);
@@ -17,7 +17,7 @@ static __global__ void average(muvox_voxelize op, reverse_list<P> list)
 
     if (count > 0)
         for (int64_t e = list.begins[s]; e < list.begins[s + 1]; e++)
-            sum += widen(static_cast<const T *>(op.feats.data)[(int64_t)list.places[e] * op.feats.row_stride + c]);
+            sum += widen(static_cast<const T *>(op.feats.data)[list.row(e) * op.feats.row_stride + c]);
     static_cast<T *>(op.out.data)[s * op.out.row_stride + c] = narrow<T>(count > 0 ? sum / (R)count : (R)0);
 }
 
@@ -31,7 +31,7 @@ extern "C" muvox_status muvox_voxelize_forward_cuda(muvox_context *ctx, const mu
     FORWARD(call.status);
     if (!S || !op->out.data) return MUVOX_OK;
     FORWARD(check_grid(ctx, op_name, S * C / 256 + 1));
-    return with_places(N, [&](auto place) {
+    return with_places(N, 1, [&](auto place) {
         using P = decltype(place);
         reverse_list<P> list = {};
         workspace       hold(ctx);
@@ -48,7 +48,7 @@ extern "C" muvox_status muvox_voxelize_forward_cuda(muvox_context *ctx, const mu
 template <typename T> static __global__ void spread(muvox_voxelize op)
 {
     using R = wide_t<T>;
-    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, n = index / C, c = index % C;
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, n = quotient(index, C), c = index - n * C;
 
     if (n >= op.feats.rows) return;
     const int64_t s = integer(op.index, n), count = s >= 0 && s < op.counts.rows ? integer(op.counts, s) : 0;
