@@ -56,15 +56,15 @@ def register_autograd(op, backward, setup_context):
     _library.impl(op, kernel, "Autograd", with_keyset=True)
 
 
-def register_autocast(op, places):
-    """Under autocast the arguments at these places go to the autocast dtype, all others stay as they are. Like torch's
-    own rules it leaves double alone."""
+def register_autocast(op, places, dtype=None):
+    """Under autocast the arguments at these places go to the autocast dtype, or to the one given here, all others stay as
+    they are. Like torch's own rules it leaves double alone."""
     function = operator(op)
 
     def rule(device):
         def cast(x):
             small = x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device
-            return x.to(torch.get_autocast_dtype(device)) if small else x
+            return x.to(dtype or torch.get_autocast_dtype(device)) if small else x
 
         def kernel(*arguments):
             with torch._C._ExcludeDispatchKeyGuard(_autocast_keys):

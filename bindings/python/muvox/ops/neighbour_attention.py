@@ -85,6 +85,8 @@ def neighbour_attention(
 
 def _checked(layers, feats):
     """The layers, of the shapes that belong together and a dtype that goes with feats."""
+    if feats.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):  # before the layers see it
+        raise ValueError(f"muvox.neighbour_attention: feats is {feats.dtype}, expected half, bfloat16, float or double")
     layers = tuple(layers)
     if len(layers) != len(LAYERS):
         raise ValueError(
