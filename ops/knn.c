@@ -29,7 +29,7 @@ static muvox_status check(muvox_context *ctx, const muvox_knn *op)
         FORWARD(check_matrix(ctx, "knn", "queries", &op->queries, Q, op->coords.cols));
         REQUIRE(op->query_sets.count == op->sets.count, MUVOX_BAD_SHAPE, "knn: queries has %lld sets, expected %lld",
                 (long long)op->query_sets.count, (long long)op->sets.count);
-        FORWARD(check_sets(ctx, "knn", &op->query_sets));
+        FORWARD(check_named_sets(ctx, "knn", "query_splits", &op->query_sets));
     }
     return check_sets(ctx, "knn", &op->sets);
 }

@@ -122,6 +122,16 @@ def run(call, x, f, **how):
     return *results, *gradients(results, [x, f], [entering(y) for y in results])
 
 
+def assert_as(name, found, expected):
+    """As assert_same; but the layers of neighbour_attention are torch's, whose bits depend on strides and on other rows."""
+    if "neighbour_attention" not in name:
+        return assert_same(found, expected)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        unit = torch.finfo(a.dtype).eps if a.numel() else 0
+        torch.testing.assert_close(a, b, rtol=16 * unit, atol=32 * unit, equal_nan=True)
+
+
 def assert_same(found, expected):
     """Bit for bit; NaN equals NaN."""
     assert len(found) == len(expected)
