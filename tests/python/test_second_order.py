@@ -1,10 +1,15 @@
 """Second derivatives: against finite differences of the first ones, and without the pair tensor."""
 
+import importlib
+
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import muvox
+import op_calls
 from muvox.ops import _second_order
 from test_memory import fresh_process
 
@@ -45,7 +50,8 @@ CASES = {
         lambda f, w: muvox.aggregate(f, NEAR, w, aggregates=ALL), lambda: [normal(2, 6, 3), normal(2, 6, 3)],
     ),
     "attention": (
-        lambda q, k, v: muvox.attention(q, k, v, return_lse=True), lambda: [normal(2, 6, 2), normal(2, 6, 2), normal(2, 6, 3)],
+        lambda q, k, v: muvox.attention(q, k, v, return_lse=True),
+        lambda: [normal(2, 6, 2), normal(2, 6, 2), normal(2, 6, 3)],
     ),
     "attention, bias, mask, weights": (
         lambda q, k, v, b, w: muvox.attention(q, k, v, bias=b, row_weights=w, mask=MASK),
@@ -100,7 +106,8 @@ def test_nan_in_masked_rows_has_no_effect(case):
     torch.manual_seed(0)
     function, draw = CASES[case]
     inputs = draw()
-    spoiled = [x.detach().masked_fill(~MASK.reshape(2, 6, *(1,) * (x.dim() - 2)), torch.nan).requires_grad_() for x in inputs]
+    masks = [MASK.reshape(2, 6, *(1,) * (x.dim() - 2)) for x in inputs]
+    spoiled = [x.detach().masked_fill(~mask, torch.nan).requires_grad_() for x, mask in zip(inputs, masks)]
 
     for clean, found in zip(penalty(function, inputs), penalty(function, spoiled)):
         valid = MASK.reshape(2, 6, *(1,) * (clean.dim() - 2)).expand_as(clean)
@@ -133,8 +140,9 @@ def test_offset_attention_of_rows_whose_weights_underflow():
     torch.manual_seed(0)
     inputs = [torch.rand(1, 5, width) + 1 for width in (2, 2, 3)]
     inputs[0][0, 0] *= 100
-    outer, gradient, none = [torch.randn_like(x) for x in inputs], torch.randn(1, 5, 3), torch.empty(0, dtype=torch.int64)
-    found = torch.ops.muvox.offset_attention_second(gradient, *inputs, none, none, *3 * [torch.empty(0)], 1.0, 0.0, 7, *outer)
+    outer, gradient = [torch.randn_like(x) for x in inputs], torch.randn(1, 5, 3)
+    none, unused = [torch.empty(0, dtype=torch.int64)] * 2, [torch.empty(0)] * 3
+    found = torch.ops.muvox.offset_attention_second(gradient, *inputs, *none, *unused, 1.0, 0.0, 7, *outer)
     g, *exact = (x.double().requires_grad_() for x in (gradient, *inputs))
     exponent = exact[0][0] @ exact[1][0].T
     out = (exponent - exponent.logsumexp(0)).softmax(1) @ exact[2][0]
@@ -142,6 +150,61 @@ def test_offset_attention_of_rows_whose_weights_underflow():
     known = torch.autograd.grad(first, [g, *exact], [y.double() for y in outer])
     for x, y in zip(found, known):  # the exponents of some hundred are rounded
         assert (x - y).abs().max() <= 0.02 * max(y.abs().max() for y in known)
+
+
+SECOND = [op for op in op_calls.OPS if hasattr(torch.ops.muvox, f"{op}_second")]
+
+
+def second_arguments(op, **how):
+    arguments = op_calls.backward_arguments(op, **how)
+    results = op_calls.as_tuple(op_calls.operator(f"{op}_backward")(*arguments))
+    return *arguments, *(torch.randn_like(x) for x in results)
+
+
+def flops(function, *arguments):
+    with FlopCounterMode(display=False) as counter:
+        function(*arguments)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("op", SECOND)
+@pytest.mark.parametrize("form", op_calls.FORMS)
+def test_every_second_derivative_has_a_flop_count(op, form):
+    """More than that of the first derivative; with real, fake and meta tensors."""
+    arguments, function = second_arguments(op, **op_calls.FORMS[form]), op_calls.operator(f"{op}_second")
+    backward = len(op_calls.operator(f"{op}_backward")._schema.arguments)
+    first = flops(op_calls.operator(f"{op}_backward"), *arguments[:backward])
+    assert flops(function, *arguments) > first > 0
+    meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in arguments]
+    assert flops(function, *meta) > 0
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
+        assert flops(function, *fake) > 0
+
+
+def test_flop_counts_of_the_attentions_are_those_of_their_products():
+    for op, grads, inputs in (("attention", (0, 1), (2, 3, 4, 6, 8)), ("offset_attention", (0,), (1, 2, 3))):
+        arguments = second_arguments(op, ragged=False)
+        count = len(op_calls.operator(f"{op}_backward")._schema.arguments)
+        gs, xs = [arguments[p] for p in grads], [arguments[p] for p in inputs]
+        outer = [y if _second_order.given(y) else None for y in arguments[count:]]
+        module = importlib.import_module(f"muvox.ops.{op}")
+
+        def plain():
+            if op == "attention":
+                _second_order._differentiate(gs, xs, outer, module._blocks(*arguments[:count]))
+            else:
+                module._derivatives(gs, xs, outer, *arguments[:count])
+
+        assert flops(op_calls.operator(f"{op}_second"), *arguments) == flops(plain) > 0
+
+
+def test_flop_count_of_a_gradient_penalty():
+    x = torch.randn(2, 7, 3, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        penalty(lambda x: muvox.attention(x, x, x), [x])
+    counts = counter.get_flop_counts()["Global"]
+    assert counts[torch.ops.muvox.attention_second] == 2 * 2 * 49 * 9 * 6
 
 
 LARGE = {  # (widths of the inputs, call)
@@ -161,7 +224,7 @@ def test_memory_does_not_hold_the_pairs(case):
     widths, call = LARGE[case]
     parts = dict(
         make=f"inputs = [torch.randn(sets, rows, width, requires_grad=True) for width in {widths}]",
-        forward=f"first = torch.autograd.grad(({call}).square().sum(), inputs, create_graph=True, materialize_grads=True)",
+        forward=f"value = ({call}).square().sum(); first = torch.autograd.grad(value, inputs, create_graph=True)",
         backward="torch.autograd.grad(sum(g.square().sum() for g in first), inputs)",
     )
     grown = fresh_process(parts, 1, 8000)["growth"]

@@ -1,12 +1,12 @@
 """Second derivatives: the gradient of each `op_backward`, by plain torch composites over a few rows at a time.
 
-Second derivatives are rare (gradient penalties, Hessian-vector products), so they need no kernels, but they must not cost
-the pair tensor either: a composite computes the outputs of a block of rows, is differentiated twice, and is dropped before
-the next block. Memory stays linear in the rows (offset_attention, whose columns tie the rows of a set together, has
-passes of its own for that). Eager mode only: torch.compile itself refuses to differentiate twice.
+Second derivatives are rare (gradient penalties, Hessian-vector products), so they need no kernels, but they must not
+cost the pair tensor either: a composite computes the outputs of a block of rows, is differentiated twice, and is
+dropped before the next block. Memory stays linear in the rows (offset_attention, whose columns tie the rows of a set together,
+has passes of its own for that). Eager mode only: torch.compile itself refuses to differentiate twice.
 
-The composites are operators of their own, muvox::`op`_second, so that functorch's transforms and vmap go around them and
-not through them.
+The composites are operators of their own, muvox::`op`_second, so that functorch's transforms and vmap go around them
+and not through them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ from muvox.ops._vmap import register_vmap
 
 ELEMENTS = 1 << 20  # of the largest tensor that a block may hold
 
-# A block: how its outputs come from its leaves, where these outputs lie in the whole output, and where each leaf lies in
-# its input: functions from a whole tensor to its view, so that results can be added in place.
+# A block: how its outputs come from its leaves, where these outputs lie in the whole output, and where each leaf lies
+# in its input: functions from a whole tensor to its view, so that results can be added in place.
 View = Callable[[Tensor], Tensor]
 Block = tuple[Callable[[Sequence], Sequence[Tensor]], View, Sequence[View]]
 
@@ -40,9 +40,9 @@ def register(
         blocks: blocks(*arguments) -> (forward, of_output, of_inputs) for one block of rows after the other:
             forward(leaves) the outputs of the block, in the order of `grads`, from the view of_input(x) of each input;
             of_output(g) the part of an output's gradient that belongs to them. An input that is not given is None.
-        derivatives: derivatives(gs, xs, outer, *arguments) -> gradients in gs (the arguments at `grads`) and xs (those at
-            `inputs`), in their order and at least in float, of Σ <op_backward's results, outer>; outer holds None for a
-            result that is not asked for. Called below autograd.
+        derivatives: derivatives(gs, xs, outer, *arguments) -> gradients in gs (the arguments at `grads`) and xs (those
+            at `inputs`), in their order and at least in float, of Σ <op_backward's results, outer>; outer holds None
+            for a result that is not asked for. Called below autograd.
     """
 
     name, schema = f"{op}_second", operator(f"{op}_backward")._schema
@@ -131,7 +131,8 @@ def _twice(outputs, gs, xs, outer) -> list[Tensor | None]:
     none = [None] * (len(gs) + len(xs))
     if not pairs:
         return none
-    first = iter(torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], create_graph=True, allow_unused=True))
+    outputs, gradients = zip(*pairs)
+    first = iter(torch.autograd.grad(outputs, leaves, gradients, create_graph=True, allow_unused=True))
     ends = [(None if x is None else next(first), y) for x, y in zip(xs, outer)]
     ends = [(d, y) for d, y in ends if d is not None and y is not None and d.requires_grad]
     if not ends:

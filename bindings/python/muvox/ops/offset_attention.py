@@ -11,20 +11,20 @@ from muvox.ops._vmap import register_vmap
 
 
 def offset_attention(q, k, v, *, splits=None, scale=1.0, eps=1e-17, mask=None):
-    """out_i = Σ_j A_ij v_j / (Σ_j A_ij + eps), A_ij = exp(scale · q_i·k_j) / Σ_i' exp(scale · q_i'·k_j), over the rows j of
-    row i's set, without the M × M matrix (LUMIN's OffsetSelfAttention between its layers).
+    """out_i = Σ_j A_ij v_j / (Σ_j A_ij + eps), A_ij = exp(scale · q_i·k_j) / Σ_i' exp(scale · q_i'·k_j), over the rows
+    j of row i's set, without the M × M matrix (LUMIN's OffsetSelfAttention between its layers).
 
     The softmax runs over the queries i of each key j: exchanging q and k gives another result.
 
     Args:
-        q, k: (…, M, A), or (N, A) with splits, or jagged nested (S, j, A); half, bfloat16, float or double, one dtype for
-            q, k and v.
+        q, k: (…, M, A), or (N, A) with splits, or jagged nested (S, j, A); half, bfloat16, float or double, one dtype
+            for q, k and v.
         v: (…, M, C), (N, C) or jagged nested (S, j, C).
         splits: int64 (S + 1): where the sets of a ragged batch begin and end.
         scale: finite number.
         eps: finite number, at least 0.
-        mask: bool (…, M), (N) or jagged nested: rows that are False take no part, neither as i nor as j; their output is
-            0, and NaN in them has no effect.
+        mask: bool (…, M), (N) or jagged nested: rows that are False take no part, neither as i nor as j; their output
+            is 0, and NaN in them has no effect.
 
     Returns:
         (…, M, C), (N, C) or jagged nested (S, j, C), dtype of v. Differentiable in q, k and v.
@@ -87,8 +87,13 @@ def _flops_backward(grad_out, q, k, v, splits, *_):
     return 2 * (4 * q.shape[-1] + 3 * v.shape[-1]) * register.pairs(splits, q)
 
 
-# The second derivative. Σ <backward's results, outer> is the derivative of <o, grad_out>, o the output, in the direction
-# `outer` of (q, k, v). With a dot for such derivatives, S_ij = scale · q_i·k_j and A_ij = exp(S_ij − L_j):
+def _flops_second(grad_out, q, k, v, splits, *_):
+    """Of the columns 3, 3 again and 4 for their gradients; of the rows 3 + 3 and 4 + 5 for theirs."""
+    return 2 * (17 * q.shape[-1] + 8 * v.shape[-1]) * register.pairs(splits, q)
+
+
+# The second derivative. Σ <backward's results, outer> is the derivative of <o, grad_out>, o the output, in the
+# direction `outer` of (q, k, v). With a dot for such derivatives, S_ij = scale · q_i·k_j and A_ij = exp(S_ij − L_j):
 #
 #     L_j = log Σ_i exp S_ij,                L̇_j = Σ_i A_ij Ṡ_ij                        (_columns)
 #     r_i = Σ_j A_ij + eps,                  ṙ_i = Σ_j Ȧ_ij,    Ȧ_ij = A_ij (Ṡ_ij − L̇_j)
@@ -161,6 +166,6 @@ def _derivatives(gs, xs, outer, *arguments):
 register.register_autograd("offset_attention", _backward, _setup)
 second.register("offset_attention", grads=(0,), inputs=(1, 2, 3), derivatives=_derivatives)
 register.register_autocast("offset_attention", places=(0, 1, 2))
-register.register_flops("offset_attention", _flops, _flops_backward)
+register.register_flops("offset_attention", _flops, _flops_backward, _flops_second)
 register_vmap("offset_attention", splits=(3,))
 register_vmap("offset_attention_backward", splits=(4,))
