@@ -97,6 +97,23 @@ def test_bad_input(x, splits, message):
         mnn.VoxelNet(centres())(x, splits)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_centres_of_another_grid(ragged):
+    """Given to forward they do what a network with them and the same state does."""
+    net = small(centres=centres(3, 0.1)[:13], norm="batch")
+    other = small(norm="batch")
+    other.load_state_dict(dict(net.state_dict(), vox_dists=other.vox_dists))
+    x, splits = torch.randn(2, 13, 7, 9, dtype=torch.float64), None
+    if ragged:
+        x, splits = x.reshape(-1, 9), torch.arange(0, 183, 7)
+    places = torch.from_numpy(centres(3, 0.1)[:13])
+    assert_same([other(x, splits, places), *other.vox_norm.buffers()], [net(x, splits), *net.vox_norm.buffers()])
+    with pytest.raises(ValueError, match=r"centres have shape \(13, 2\)"):
+        other(x, splits, places[:, :2])
+    with pytest.raises(ValueError, match="13"):
+        other(x, splits)
+
+
 def test_copies_and_pickles():
     net = small()
     net(muons()).sum().backward()
