@@ -24,8 +24,8 @@ def centres(side=2, size=0.2):
 
 def small(**arguments):
     torch.manual_seed(1)
-    widths = dict(n_lr=6, n_out=10, n_final=8, sa_width=3, sa_width_out=4, k_mu=5, k_vox=4)
-    return mnn.VoxelNet(centres(), **(widths | arguments)).double()
+    widths = dict(centres=centres(), n_lr=6, n_out=10, n_final=8, sa_width=3, sa_width_out=4, k_mu=5, k_vox=4)
+    return mnn.VoxelNet(**(widths | arguments)).double()
 
 
 def muons(volumes=2, rows=11, seed=0):
