@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,3 +201,55 @@ def test_a_thousand_rows_of_a_jacobian_on_one_graph():
     for output in range(8):
         (want,) = torch.autograd.grad(y[:, output].sum(), x, retain_graph=True)
         torch.testing.assert_close(own[:, output], want, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("volumes, muons, rows, use_sa", [(100, 60, 64, False), (1, 2000, 64, True), (20, 60, 256, True)])
+def test_memory_of_many_rows_of_a_jacobian(volumes, muons, rows, use_sa):
+    """No row has a copy of what the forward pass saved.
+
+    A row takes what one backward pass by itself has in use at its peak, half as much again where results of several
+    calls are put side by side; the process twice that at most, and 32 MB for all. A copy of the saved tensors for each
+    row would add more than four times as much."""
+    program = f"""
+import sys, torch
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from torch.profiler import ProfilerActivity, profile
+from test_network import Predictor
+torch.set_num_threads(1)
+
+def status(field):
+    for line in open("/proc/self/status"):
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+
+def peak(function):
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        function()
+    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    used = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]).cumsum(0)
+    return used.max().item()
+
+net = Predictor(10, use_sa={use_sa})
+x, kept = torch.randn({volumes}, {muons}, 10, requires_grad=True), dict()
+
+def keep(t):
+    kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+    return t
+
+with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    y = net(x).flatten()
+cotangents = torch.randn({rows}, len(y))
+
+def row(v):
+    return torch.autograd.grad(y, x, v, retain_graph=True)[0]
+
+row(cotangents[0])
+before = status("VmRSS")
+torch.vmap(row)(cotangents)
+growth = status("VmHWM") - before
+print(growth, peak(lambda: torch.vmap(row)(cotangents)), peak(lambda: row(cotangents[0])), sum(kept.values()))
+"""
+    growth, together, one, saved = map(int, in_fresh_process(program).split())
+    assert saved > 4 * one and rows * saved > 150e6, "copies would not be seen"
+    assert together <= 1.5 * rows * one
+    assert growth <= 2 * rows * one + 32e6

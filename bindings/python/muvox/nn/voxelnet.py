@@ -76,7 +76,7 @@ class VoxelNet(nn.Module):
         centres (voxels, 3) stand for those of the network, in any number: one compiled graph serves all grids, while
         torch.compile takes the sizes of a module's buffers as fixed.
         """
-        pairs = self.vox_dists if centres is None else voxel_pairs(_checked_centres(centres))
+        pairs = self.vox_dists if centres is None else voxel_pairs(_checked_centres(centres)).to(self.vox_dists)
         return self._voxel_stage(self._muon_stage(x, splits, len(pairs)), pairs)
 
     def muon_stage(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
