@@ -203,7 +203,9 @@ def test_a_thousand_rows_of_a_jacobian_on_one_graph():
         torch.testing.assert_close(own[:, output], want, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("volumes, muons, rows, use_sa", [(100, 60, 64, False), (1, 2000, 64, True), (20, 60, 256, True)])
+@pytest.mark.parametrize(
+    "volumes, muons, rows, use_sa", [(100, 60, 64, False), (1, 2000, 64, True), (20, 60, 256, True)]
+)
 def test_memory_of_many_rows_of_a_jacobian(volumes, muons, rows, use_sa):
     """No row has a copy of what the forward pass saved.
 
