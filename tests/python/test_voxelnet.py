@@ -228,6 +228,33 @@ def test_half_keeps_the_state_of_the_norms():
         torch.testing.assert_close(out.float(), want, rtol=0.1, atol=0.15)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", ["lumin", "batch"])
+def test_trains_under_autocast(norm, dtype, ragged):
+    """A step like in float: outputs and buffers to 4 units in the last place of the largest; gradients, all in float, to
+    48 of the largest of each parameter, or of a hundredth of the largest of all where they vanish by cancellation.
+
+    k is the number of rows, so that rounding chooses no neighbours."""
+    net, results = small(norm=norm, k_mu=11, k_vox=8).float(), []
+    x, splits = muons(3).float(), None
+    if ragged:
+        x, splits = x.reshape(-1, 9), torch.arange(0, 265, 11)
+    for enabled in (False, True):
+        module = copy.deepcopy(net)
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            out = module(x, splits)
+        gradients = torch.autograd.grad(out.float().square().mean(), list(module.parameters()))
+        results.append(([out.detach(), *module.buffers()], gradients))
+    largest = max(g.abs().max() for g in results[0][1])
+    for units, least, got, want in zip((4, 48), (0, largest / 100), results[1], results[0]):
+        for one, other in zip(got, want, strict=True):
+            assert one.dtype == torch.float32 or one is got[0]
+            limit = units * torch.finfo(dtype).eps * max(other.abs().max(), least)
+            assert one.isfinite().all() and (one - other).abs().max() <= limit
+    assert not torch.equal(results[1][1][0], results[0][1][0])
+
+
 # LUMIN's training run on x0net250: the recipe that made the golden files
 
 MUONS, STEPS, SUB = 64, 900, 4
