@@ -232,8 +232,8 @@ def test_half_keeps_the_state_of_the_norms():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("norm", ["lumin", "batch"])
 def test_trains_under_autocast(norm, dtype, ragged):
-    """A step like in float: outputs and buffers to 4 units in the last place of the largest; gradients, all in float, to
-    48 of the largest of each parameter, or of a hundredth of the largest of all where they vanish by cancellation.
+    """A step like in float: outputs and buffers to 4 units in the last place of the largest; gradients, all in float,
+    to 48 of the largest of each parameter, or of a hundredth of the largest of all where they vanish by cancellation.
 
     k is the number of rows, so that rounding chooses no neighbours."""
     net, results = small(norm=norm, k_mu=11, k_vox=8).float(), []
@@ -249,7 +249,7 @@ def test_trains_under_autocast(norm, dtype, ragged):
     largest = max(g.abs().max() for g in results[0][1])
     for units, least, got, want in zip((4, 48), (0, largest / 100), results[1], results[0]):
         for one, other in zip(got, want, strict=True):
-            assert one.dtype == torch.float32 or one is got[0]
+            assert one.dtype == other.dtype or one is got[0]
             limit = units * torch.finfo(dtype).eps * max(other.abs().max(), least)
             assert one.isfinite().all() and (one - other).abs().max() <= limit
     assert not torch.equal(results[1][1][0], results[0][1][0])
