@@ -2,8 +2,8 @@
 
 Second derivatives are rare (gradient penalties, Hessian-vector products), so they need no kernels, but they must not
 cost the pair tensor either: a composite computes the outputs of a block of rows, is differentiated twice, and is
-dropped before the next block. Memory stays linear in the rows (offset_attention, whose columns tie the rows of a set together,
-has passes of its own for that). Eager mode only: torch.compile itself refuses to differentiate twice.
+dropped before the next block. Memory stays linear in the rows (offset_attention, whose columns tie the rows of a set
+together, has passes of its own for that). Eager mode only: torch.compile itself refuses to differentiate twice.
 
 The composites are operators of their own, muvox::`op`_second, so that functorch's transforms and vmap go around them
 and not through them.
@@ -56,7 +56,7 @@ def register(
         gs, xs = [arguments[p] for p in grads], [arguments[p] for p in inputs]
         # Called below autograd, which the composites need, and in whatever autocast the caller runs backward.
         with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
-            with torch.autocast(xs[0].device.type, enabled=False):
+            with torch.autocast(xs[0].device.type, enabled=False), torch.no_grad():
                 if blocks is not None:
                     sums = _differentiate(gs, xs, outer, blocks(*arguments))
                 else:
