@@ -1,7 +1,7 @@
 """Every operator under one signature, so that what one of them could get wrong is tried on all.
 
-call(x, f, **how): rows x (…, M, 4) and f (…, M, 5) of the same sets, or (N, 4) and (N, 5) with splits=. Returns a tuple of
-floating results, 0 where there is no neighbour.
+call(x, f, **how): rows x (…, M, 4) and f (…, M, 5) of the same sets, or (N, 4) and (N, 5) with splits=. Returns a tuple
+of floating results, 0 where there is no neighbour.
 """
 
 import torch
@@ -123,7 +123,7 @@ def run(call, x, f, **how):
 
 
 def assert_as(name, found, expected):
-    """As assert_same; but the layers of neighbour_attention are torch's, whose bits depend on strides and on other rows."""
+    """As assert_same; but neighbour_attention's layers are torch's, whose bits depend on strides and on other rows."""
     if "neighbour_attention" not in name:
         return assert_same(found, expected)
     assert len(found) == len(expected)

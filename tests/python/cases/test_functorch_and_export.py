@@ -14,7 +14,8 @@ import op_calls
 from cases.calls import CALLS, K, POINTS, SETS, assert_same, gradients, ragged, rows, run
 
 each_call = pytest.mark.parametrize("name", CALLS)
-quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*is_fx_tracing:UserWarning")
+_warnings = "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*is_fx_tracing:UserWarning"
+quiet = pytest.mark.filterwarnings(*_warnings)
 
 
 # vmap and functorch: 6 muons, 8 outputs
@@ -35,7 +36,8 @@ def row_by_row(function, x, f):
     """The Jacobian, one call of autograd for each output."""
     x, f = x.clone().requires_grad_(), f.clone().requires_grad_()
     y = function(x, f)
-    found = [torch.autograd.grad(y, [x, f], e, retain_graph=True, materialize_grads=True) for e in torch.eye(len(y)).double()]
+    rows_of_eye = torch.eye(len(y), dtype=torch.double)
+    found = [torch.autograd.grad(y, [x, f], e, retain_graph=True, materialize_grads=True) for e in rows_of_eye]
     return [torch.stack(column) for column in zip(*found)]
 
 
@@ -81,7 +83,8 @@ def test_per_sample_gradients(name):
     """Row 38: vmap of grad over volumes."""
     function, x, f = network(name)
     samples = [torch.stack([t, 0.5 * t, -0.7 * t]) for t in (x, f)]
-    values, found = torch.vmap(lambda x, f: (function(x, f), torch.func.grad(lambda *i: function(*i)[2], (0, 1))(x, f)))(*samples)
+    slopes = torch.func.grad(lambda x, f: function(x, f)[2], (0, 1))
+    values, found = torch.vmap(lambda x, f: (function(x, f), slopes(x, f)))(*samples)
     for b, (x, f) in enumerate(zip(*samples)):
         torch.testing.assert_close(values[b], function(x, f), rtol=1e-12, atol=1e-12)
         assert_close([g[b] for g in found], [k[2] for k in row_by_row(function, x, f)])
@@ -172,8 +175,8 @@ class Module(torch.nn.Module):
         return self.call(x, f)
 
 
-def script(op, inputs):
-    """Source of a function of all arguments that calls the operator, and how many of its results to give."""
+def script(op):
+    """Source of a function of all arguments that calls the operator."""
     schema = op_calls.operator(op)._schema
     types = {"Tensor": "Tensor", "SymInt": "int", "int": "int", "float": "float", "bool": "bool"}
     arguments = ", ".join(f"{a.name}: {types[str(a.type)]}" for a in schema.arguments)
@@ -187,7 +190,7 @@ def script(op, inputs):
 def test_scripted(op, form):
     """Row 40: a TorchScript function with the operator, in training."""
     inputs = op_calls.arguments(op, **op_calls.FORMS[form])
-    function = torch.jit.CompilationUnit(script(op, inputs)).function
+    function = torch.jit.CompilationUnit(script(op)).function
     assert f"muvox::{op}" in str(function.graph)
     op_calls.assert_equal(op_calls.run(function, inputs), op_calls.run(op_calls.operator(op), inputs))
 

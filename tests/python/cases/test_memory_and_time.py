@@ -1,4 +1,4 @@
-"""Rows 46, 48 and 49: peak memory, and time that grows with the work alone. How fast the operators are `muvox bench` says."""
+"""Rows 46, 48 and 49: peak memory, and time that grows with the work alone. How fast they are `muvox bench` says."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ NAMES = "knn", "knn of queries", "gravnet", "aggregate", "neighbour_attention", 
 
 @pytest.mark.parametrize("name", [*NAMES, "neighbour_attention, offset"])
 def test_no_pair_tensor(name, peaks):
-    """Row 46: forward and backward of one large set need what is proportional to N · (k + F): some 100 numbers a row."""
+    """Row 46: forward and backward of one large set need what is proportional to N · (k + F): 100 numbers a row."""
     assert peaks[name] < ROWS * 100 * 4 + SPARE
 
 
@@ -111,13 +111,14 @@ def test_time_is_linear_in_the_voxels(name):
 
 @each_operator
 def test_a_long_set_does_not_slow_the_short_ones(name):
-    """Row 49: one set of 3000 muons and 1000 of 50; padded to the longest this would be 10⁹ pairs in place of 10⁷. The time
-    is that of the parts, with some room for a busy machine."""
+    """Row 49: one set of 3000 muons and 1000 of 50; padded to the longest this would be 10⁹ pairs in place of 10⁷. The
+    time is that of the parts, with some room for a busy machine."""
     long, short = 3000, [50] * 1000
     N = sum(short)
 
     def step(*lengths):
-        return training(lambda x, f: OPERATORS[name](x, f, splits=ragged(*lengths)), (sum(lengths), 8), (sum(lengths), 16))
+        rows, splits = sum(lengths), ragged(*lengths)
+        return training(lambda x, f: OPERATORS[name](x, f, splits=splits), (rows, 8), (rows, 16))
 
     half = len(short) // 2
     together = seconds(step(*short[:half], long, *short[half:]))

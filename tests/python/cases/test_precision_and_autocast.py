@@ -69,7 +69,10 @@ def mixed(op, a, b):
     }[op]
 
 
-ALONE = ("knn", "attention, k", "attention, v", "offset_attention, k", "offset_attention, v", "neighbour_attention, layers")
+ALONE = (
+    *("knn", "attention, k", "attention, v"),
+    *("offset_attention, k", "offset_attention, v", "neighbour_attention, layers"),
+)
 BY_WIDTH = ("gravnet", "aggregate", "attention, bias", "pool, row_weights", "devoxelize")
 
 
@@ -81,8 +84,8 @@ def test_mixed_dtypes_are_refused_naming_both(op, a, b):
     if a == b:
         mixed(op, a, b)()
         return
-    names = [{torch.half: "(half|float16)", torch.float: "float", torch.double: "(double|float64)"}.get(d, "bfloat16") for d in (a, b)]
-    with pytest.raises((ValueError, RuntimeError), match="(?s)muvox.*" + "".join(f"(?=.*{n})" for n in names)):
+    names = dict(zip(DTYPES, ("(half|float16)", "bfloat16", "float", "(double|float64)")))
+    with pytest.raises((ValueError, RuntimeError), match=f"(?s)muvox(?=.*{names[a]})(?=.*{names[b]})"):
         mixed(op, a, b)()
 
 
@@ -139,7 +142,8 @@ def test_gradient_of_many_in_half():
     """Row 12: a voxel that ten thousand points read gets the sum of their gradients, and one muon that of all rows."""
     feats = torch.ones(1, 3, dtype=torch.half).requires_grad_()
     index, weights = torch.zeros(10_000, 1, dtype=torch.int64), torch.ones(10_000, 1)
-    assert torch.equal(gradients(muvox.devoxelize(feats, index, weights), [feats])[0], torch.full((1, 3), 10_000.0).half())
+    (grad,) = gradients(muvox.devoxelize(feats, index, weights), [feats])
+    assert torch.equal(grad, torch.full((1, 3), 10_000.0).half())
     x, f = torch.zeros(5000, 1), torch.ones(5000, 1, dtype=torch.half).requires_grad_()
     df = gradients(muvox.gravnet(x, f, 1 + 4, aggregates=("sum",)), [f])[0]
     assert torch.equal(df[:5], torch.full((5, 1), 5000.0).half()) and not df[5:].any()
@@ -169,7 +173,7 @@ def test_autocast_keeps_coordinates_in_float(dtype):
 @each_call
 @each_half
 def test_autocast_casts_features_alone(name, dtype):
-    """Row 13: within autocast each operator gives the bits of rounded features and untouched coordinates and weights."""
+    """Row 13: within autocast come the bits of rounded features and of untouched coordinates and weights."""
     x, f = rows(2, 9)
     with torch.autocast("cpu", dtype):
         found = CALLS[name](x, f)
@@ -248,7 +252,8 @@ def test_no_operator_is_without_gradient_or_fake():
     """Row 15: nor without its backward, and the second derivative that belongs to it."""
     names = set(registered())
     for op in operators():
-        assert {f"{op}_backward", f"{op}_second"} - names <= {"voxelize_second"}  # voxelize_backward is its own transpose
+        # voxelize is linear: the derivative of its backward is voxelize
+        assert {f"{op}_backward", f"{op}_second"} - names <= {"voxelize_second"}
     for op in names:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"muvox::{op}", "Autograd"), op
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"muvox::{op}", "Meta"), op
