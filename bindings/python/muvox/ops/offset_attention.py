@@ -35,6 +35,9 @@ def offset_attention(q, k, v, *, splits=None, scale=1.0, eps=1e-17, mask=None):
     Memory: the output. Saved for backward: inputs, output and two numbers for each row. Nothing of size M². Every run
     gives the same bits.
 
+    Accuracy: half and bfloat16 results are those of double arithmetic on the given inputs to one unit in the last
+    place of each value, and like float ones to 16 of float at the largest.
+
     Under autocast q, k and v go to the autocast dtype.
 
     Example:

@@ -30,6 +30,9 @@ def trilinear_weights(points, origin, voxel_size, shape):
 
     Memory: the results. Saved for backward: points.
 
+    Accuracy: float weights to 16 units in the last place of 1 for points within eight cells of the origin, further out
+    to the rounding of the points' distance from it in cells.
+
     Under autocast half and bfloat16 points become float, weights are float anyway.
 
     Example:
