@@ -14,8 +14,8 @@ import op_calls
 from cases.calls import CALLS, K, POINTS, SETS, assert_same, gradients, ragged, rows, run
 
 each_call = pytest.mark.parametrize("name", CALLS)
-_warnings = "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*is_fx_tracing:UserWarning"
-quiet = pytest.mark.filterwarnings(*_warnings)
+_WARNINGS = "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*is_fx_tracing:UserWarning"
+pytestmark = pytest.mark.filterwarnings(*_WARNINGS)  # of torch, about its own ways
 
 
 # vmap and functorch: 6 muons, 8 outputs
@@ -184,7 +184,6 @@ def script(op):
     return f"def function({arguments}):\n    return torch.ops.muvox.{op}({names})\n"
 
 
-@quiet
 @pytest.mark.parametrize("op", op_calls.OPS)
 @pytest.mark.parametrize("form", op_calls.FORMS)
 def test_scripted(op, form):
@@ -202,7 +201,6 @@ def by_hand(x: torch.Tensor, f: torch.Tensor, splits: torch.Tensor) -> torch.Ten
     return torch.ops.muvox.pool(out, splits, none, none, 0x1, True)[0]
 
 
-@quiet
 def test_saved_script():
     """Row 40: saved, loaded, run at other sizes, differentiated."""
     file = io.BytesIO()
@@ -216,14 +214,12 @@ def test_saved_script():
     assert_same((out, *gradients(out, [x, f])), (right, *gradients(right, [x, f])))
 
 
-@quiet
 def test_wrappers_are_traced_not_scripted():
     """Row 40: the Python wrappers take names and options that TorchScript does not know: an error at once."""
     with pytest.raises((RuntimeError, torch.jit.frontend.FrontendError)):
         torch.jit.script(muvox.gravnet)
 
 
-@quiet
 @each_call
 def test_traced_for_other_sizes(name):
     """Row 40: traced at 5 muons, run at others, forward and backward."""
@@ -235,7 +231,6 @@ def test_traced_for_other_sizes(name):
         assert_same(run(traced, x, f), run(CALLS[name], x, f))
 
 
-@quiet
 @each_call
 def test_exported_for_other_sizes(name):
     """Row 40: torch.export with free numbers of voxels and muons; the operator stays whole."""
@@ -249,7 +244,6 @@ def test_exported_for_other_sizes(name):
         assert_same(program.module()(*inputs), CALLS[name](*inputs))
 
 
-@quiet
 @each_call
 def test_onnx_refuses_by_name(name):
     """Row 40: ONNX has no such operators, and the exporter says which one; nothing is written."""
