@@ -16,7 +16,7 @@ extern "C" muvox_status muvox_aggregate_forward_cuda(muvox_context *ctx, const m
     FORWARD(check_aggregate_forward(ctx, op));
     const device_call call(ctx, "aggregate");
     FORWARD(call.status);
-    FORWARD(check_splits_on_device(ctx, "aggregate", &op->sets));
+    FORWARD(check_splits_on_device(ctx, "aggregate", "splits", &op->sets));
     if (op->feats.dtype == MUVOX_F64) return aggregate_forward(ctx, "aggregate", arguments_of<double>(op));
     return aggregate_forward(ctx, "aggregate", arguments_of<float>(op));
 }
@@ -36,7 +36,7 @@ extern "C" muvox_status muvox_aggregate_backward_cuda(muvox_context *ctx, const 
     FORWARD(check_aggregate_backward(ctx, op));
     const device_call call(ctx, "aggregate");
     FORWARD(call.status);
-    FORWARD(check_splits_on_device(ctx, "aggregate", &op->sets));
+    FORWARD(check_splits_on_device(ctx, "aggregate", "splits", &op->sets));
     FORWARD(check_rows_grid(ctx, "aggregate", op->sets));
     if (!op->sets.rows) return MUVOX_OK;
     return with_dtype(op->feats.dtype, [&](auto element) {

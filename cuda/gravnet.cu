@@ -20,7 +20,7 @@ extern "C" muvox_status muvox_gravnet_forward_cuda(muvox_context *ctx, const muv
     const device_call call(ctx, "gravnet");
     workspace         hold(ctx);
     FORWARD(call.status);
-    FORWARD(check_splits_on_device(ctx, "gravnet", &op->sets));
+    FORWARD(check_splits_on_device(ctx, "gravnet", "splits", &op->sets));
     if (!op->sets.rows) return MUVOX_OK;
     if (!op->neighbours.data) {
         FORWARD(hold.take("gravnet", op->sets.rows * op->k * 4));
@@ -85,7 +85,7 @@ extern "C" muvox_status muvox_gravnet_backward_cuda(muvox_context *ctx, const mu
     FORWARD(check_gravnet_backward(ctx, op));
     const device_call call(ctx, "gravnet");
     FORWARD(call.status);
-    FORWARD(check_splits_on_device(ctx, "gravnet", &op->sets));
+    FORWARD(check_splits_on_device(ctx, "gravnet", "splits", &op->sets));
     FORWARD(check_rows_grid(ctx, "gravnet", op->sets));
     if (!op->sets.rows) return MUVOX_OK;
     return with_dtype(op->feats.dtype, [&](auto element) {

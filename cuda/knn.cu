@@ -21,8 +21,8 @@ extern "C" muvox_status muvox_knn_forward_cuda(muvox_context *ctx, const muvox_k
     FORWARD(check_knn_forward(ctx, op));
     const device_call call(ctx, "knn");
     FORWARD(call.status);
-    FORWARD(check_splits_on_device(ctx, "knn", &op->sets));
-    if (op->options & MUVOX_QUERIES) FORWARD(check_splits_on_device(ctx, "knn", &op->query_sets));
+    FORWARD(check_splits_on_device(ctx, "knn", "splits", &op->sets));
+    if (op->options & MUVOX_QUERIES) FORWARD(check_splits_on_device(ctx, "knn", "query_splits", &op->query_sets));
     queries_of(op, &request.query_sets, &request.queries);
     return search_neighbours(ctx, "knn", request);
 }
@@ -55,7 +55,7 @@ extern "C" muvox_status muvox_knn_backward_cuda(muvox_context *ctx, const muvox_
     FORWARD(check_knn_backward(ctx, op));
     const device_call call(ctx, "knn");
     FORWARD(call.status);
-    FORWARD(check_splits_on_device(ctx, "knn", &op->sets));
-    if (op->options & MUVOX_QUERIES) FORWARD(check_splits_on_device(ctx, "knn", &op->query_sets));
+    FORWARD(check_splits_on_device(ctx, "knn", "splits", &op->sets));
+    if (op->options & MUVOX_QUERIES) FORWARD(check_splits_on_device(ctx, "knn", "query_splits", &op->query_sets));
     return op->coords.dtype == MUVOX_F64 ? backward<double>(ctx, op) : backward<float>(ctx, op);
 }

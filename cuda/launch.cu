@@ -40,7 +40,8 @@ void workspace::give_back()
     block = nullptr;
 }
 
-muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, const muvox_sets *sets)
+muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, const char *name,
+                                     const muvox_sets *sets)
 {
     const char *const wanted = getenv("MUVOX_CHECK");
 
@@ -51,7 +52,7 @@ muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, con
     CUDA(cudaMemcpyAsync(splits.data(), sets->splits, splits.size() * sizeof(int64_t), cudaMemcpyDeviceToHost, stream_of(ctx)));
     CUDA(cudaStreamSynchronize(stream_of(ctx)));
     here.splits = splits.data();
-    return check_splits(ctx, op_name, &here);
+    return check_splits(ctx, op_name, name, &here);
 }
 
 muvox_status check_grid(muvox_context *ctx, const char *op, int64_t blocks)

@@ -68,7 +68,8 @@ inline unsigned blocks_for(int64_t items, int64_t each)
 
 /* With MUVOX_CHECK=1 in the environment: reads splits back and refuses wrong ones, as on the CPU. The call then waits for the
  * device. Without, wrong splits give wrong results, but no access outside the rows. */
-muvox_status check_splits_on_device(muvox_context *ctx, const char *op, const muvox_sets *sets);
+muvox_status check_splits_on_device(muvox_context *ctx, const char *op, const char *name,
+                                     const muvox_sets *sets);
 
 /* Refuses what does not fit a grid: 2^31 − 1 blocks. */
 muvox_status check_grid(muvox_context *ctx, const char *op, int64_t blocks);

@@ -145,7 +145,7 @@ extern "C" muvox_status muvox_pool_forward_cuda(muvox_context *ctx, const muvox_
     FORWARD(check_pool_forward(ctx, op));
     const device_call call(ctx, "pool");
     FORWARD(call.status);
-    FORWARD(check_splits_on_device(ctx, "pool", &op->sets));
+    FORWARD(check_splits_on_device(ctx, "pool", "splits", &op->sets));
     if (op->x.dtype == MUVOX_F64) return forward<double>(ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
     return forward<float>(ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
 }
@@ -230,6 +230,6 @@ extern "C" muvox_status muvox_pool_backward_cuda(muvox_context *ctx, const muvox
     FORWARD(check_pool_backward(ctx, op));
     const device_call call(ctx, "pool");
     FORWARD(call.status);
-    FORWARD(check_splits_on_device(ctx, "pool", &op->sets));
+    FORWARD(check_splits_on_device(ctx, "pool", "splits", &op->sets));
     return op->x.dtype == MUVOX_F64 ? backward<double>(ctx, op) : backward<float>(ctx, op);
 }

@@ -28,7 +28,7 @@ static muvox_status check(muvox_context *ctx, const muvox_aggregate *op)
 /* What the checks before do not read. */
 static muvox_status check_data(muvox_context *ctx, const muvox_aggregate *op)
 {
-    FORWARD(check_splits(ctx, "aggregate", &op->sets));
+    FORWARD(check_splits(ctx, "aggregate", "splits", &op->sets));
     return check_neighbours(ctx, "aggregate", op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
                             op->neighbours.cols, &op->sets, &op->sets);
 }

@@ -35,7 +35,7 @@ static muvox_status check(muvox_context *ctx, const muvox_attention *op)
 /* What the checks before do not read. */
 static muvox_status check_data(muvox_context *ctx, const muvox_attention *op)
 {
-    FORWARD(check_splits(ctx, "attention", &op->sets));
+    FORWARD(check_splits(ctx, "attention", "splits", &op->sets));
     return check_weight_values(ctx, "attention", &op->row_weights, &op->sets);
 }
 

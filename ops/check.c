@@ -41,20 +41,20 @@ muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *se
     return MUVOX_OK;
 }
 
-muvox_status check_splits(muvox_context *ctx, const char *op, const muvox_sets *sets)
+muvox_status check_splits(muvox_context *ctx, const char *op, const char *name, const muvox_sets *sets)
 {
     const int64_t *splits = sets->splits, S = sets->count;
 
     if (!splits) return MUVOX_OK;
-    REQUIRE(splits[0] == 0, MUVOX_BAD_ARGUMENT, "%s: splits begin at %lld, expected 0", op, (long long)splits[0]);
-    REQUIRE(splits[S] == sets->rows, MUVOX_BAD_ARGUMENT, "%s: splits end at %lld, expected the number of rows, %lld",
-            op, (long long)splits[S], (long long)sets->rows);
+    REQUIRE(splits[0] == 0, MUVOX_BAD_ARGUMENT, "%s: %s begin at %lld, expected 0", op, name, (long long)splits[0]);
+    REQUIRE(splits[S] == sets->rows, MUVOX_BAD_ARGUMENT, "%s: %s end at %lld, expected the number of rows, %lld", op,
+            name, (long long)splits[S], (long long)sets->rows);
     for (int64_t s = 0; s < S; s++) {
         REQUIRE(splits[s] <= splits[s + 1], MUVOX_BAD_ARGUMENT,
-                "%s: splits decrease from %lld to %lld at set %lld, expected non-decreasing values", op,
+                "%s: %s decrease from %lld to %lld at set %lld, expected non-decreasing values", op, name,
                 (long long)splits[s], (long long)splits[s + 1], (long long)s);
         REQUIRE(splits[s + 1] <= sets->rows, MUVOX_BAD_ARGUMENT,
-                "%s: splits reach %lld at set %lld, expected at most the number of rows, %lld", op,
+                "%s: %s reach %lld at set %lld, expected at most the number of rows, %lld", op, name,
                 (long long)splits[s + 1], (long long)s, (long long)sets->rows);
         REQUIRE(splits[s + 1] - splits[s] <= INT32_MAX, MUVOX_UNSUPPORTED,
                 "%s: a set of %lld rows, at most %d are supported", op, (long long)(splits[s + 1] - splits[s]),

@@ -38,8 +38,8 @@ muvox_status check_call(muvox_context *ctx, const char *op, size_t given, size_t
 /* Sets are well formed, as far as that shows without splits, which may lie on a device. */
 muvox_status check_sets(muvox_context *ctx, const char *op, const muvox_sets *sets);
 
-/* The values of splits run from 0 to rows and never decrease. */
-muvox_status check_splits(muvox_context *ctx, const char *op, const muvox_sets *sets);
+/* The values of splits, an argument of this name, run from 0 to rows and never decrease. */
+muvox_status check_splits(muvox_context *ctx, const char *op, const char *name, const muvox_sets *sets);
 
 /* Shape and strides of an input or of a wanted output; cols < 0: any width of at least 1. */
 muvox_status check_matrix(muvox_context *ctx, const char *op, const char *name, const muvox_matrix *m, int64_t rows,

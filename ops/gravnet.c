@@ -30,7 +30,7 @@ static muvox_status check(muvox_context *ctx, const muvox_gravnet *op)
 /* What the checks before do not read. */
 static muvox_status check_data(muvox_context *ctx, const muvox_gravnet *op)
 {
-    FORWARD(check_splits(ctx, "gravnet", &op->sets));
+    FORWARD(check_splits(ctx, "gravnet", "splits", &op->sets));
     return check_weight_values(ctx, "gravnet", &op->row_weights, &op->sets);
 }
 

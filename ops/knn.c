@@ -37,8 +37,8 @@ static muvox_status check(muvox_context *ctx, const muvox_knn *op)
 /* What the checks before do not read. */
 static muvox_status check_data(muvox_context *ctx, const muvox_knn *op)
 {
-    if (op->options & MUVOX_QUERIES) FORWARD(check_splits(ctx, "knn", &op->query_sets));
-    return check_splits(ctx, "knn", &op->sets);
+    if (op->options & MUVOX_QUERIES) FORWARD(check_splits(ctx, "knn", "query_splits", &op->query_sets));
+    return check_splits(ctx, "knn", "splits", &op->sets);
 }
 
 muvox_status check_knn_forward(muvox_context *ctx, const muvox_knn *op)

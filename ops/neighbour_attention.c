@@ -475,7 +475,7 @@ muvox_status muvox_neighbour_attention_forward(muvox_context *ctx, const muvox_n
     const muvox_kernels *kernels;
 
     FORWARD(check_neighbour_attention_forward(ctx, op));
-    FORWARD(check_splits(ctx, OP, &op->sets));
+    FORWARD(check_splits(ctx, OP, "splits", &op->sets));
     FORWARD(kernels_for(ctx, OP, op->feats.dtype, &kernels));
     return kernels->neighbour_attention_forward(ctx, op);
 }
@@ -485,7 +485,7 @@ muvox_status muvox_neighbour_attention_backward(muvox_context *ctx, const muvox_
     const muvox_kernels *kernels;
 
     FORWARD(check_neighbour_attention_backward(ctx, op));
-    FORWARD(check_splits(ctx, OP, &op->sets));
+    FORWARD(check_splits(ctx, OP, "splits", &op->sets));
     FORWARD(check_neighbours(ctx, OP, op->neighbours.data, op->neighbours.row_stride, op->neighbours.set_stride,
                              op->neighbours_k, &op->sets, &op->sets));
     FORWARD(kernels_for(ctx, OP, op->feats.dtype, &kernels));

@@ -179,7 +179,7 @@ muvox_status muvox_offset_attention_forward(muvox_context *ctx, const muvox_offs
     const muvox_kernels *kernels;
 
     FORWARD(check_offset_attention_forward(ctx, op));
-    FORWARD(check_splits(ctx, OP, &op->sets));
+    FORWARD(check_splits(ctx, OP, "splits", &op->sets));
     FORWARD(kernels_for(ctx, OP, op->q.dtype, &kernels));
     return kernels->offset_attention_forward(ctx, op);
 }
@@ -189,7 +189,7 @@ muvox_status muvox_offset_attention_backward(muvox_context *ctx, const muvox_off
     const muvox_kernels *kernels;
 
     FORWARD(check_offset_attention_backward(ctx, op));
-    FORWARD(check_splits(ctx, OP, &op->sets));
+    FORWARD(check_splits(ctx, OP, "splits", &op->sets));
     FORWARD(kernels_for(ctx, OP, op->q.dtype, &kernels));
     return kernels->offset_attention_backward(ctx, op);
 }

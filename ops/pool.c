@@ -21,7 +21,7 @@ static muvox_status check(muvox_context *ctx, const muvox_pool *op)
 /* What the checks before do not read. */
 static muvox_status check_data(muvox_context *ctx, const muvox_pool *op)
 {
-    FORWARD(check_splits(ctx, "pool", &op->sets));
+    FORWARD(check_splits(ctx, "pool", "splits", &op->sets));
     return check_weight_values(ctx, "pool", &op->row_weights, &op->sets);
 }
 

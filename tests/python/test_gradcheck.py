@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -21,9 +22,11 @@ from muvox.gradcheck import (
     references,
     run,
 )
+from muvox.gradcheck.cases import ALL, largest_gap, normal
 from muvox.gradcheck.check import draw, finite_differences
-from muvox.gradcheck.registry import largest_gap, normal
+from muvox.gradcheck.registry import KINKED, LAYERS, SMOOTH
 
+ATTENTIONS = "neighbour_attention", "neighbour_attention, offset"
 CASE = {case.name: case for case in CASES}
 
 
@@ -59,8 +62,9 @@ def with_gradient_of(op: Op, wrong) -> Op:
 
     def function(splits, **arguments):
         right = op.function(splits=splits, **arguments)
-        tensors = {n: a for n, a in arguments.items() if torch.is_tensor(a)}
-        options = {n: a for n, a in arguments.items() if n not in tensors}
+        shared = op.draw(CASE["regular"], torch.Generator()).shared
+        tensors = {n: a for n, a in arguments.items() if torch.is_tensor(a) and n not in shared}
+        options = {n: a.double() if n in shared else a for n, a in arguments.items() if n not in tensors}
         S, M = next(iter(tensors.values())).shape[:2]
         rows = {n: t.flatten(0, 1).double() if t.is_floating_point() else t.flatten(0, 1) for n, t in tensors.items()}
         other = references.set_by_set(wrong, rows, [M] * S, options)
@@ -72,9 +76,9 @@ def with_gradient_of(op: Op, wrong) -> Op:
     return replace(op, function=function)
 
 
-def distances_without_neighbours(coords, k):
+def distances_without_neighbours(coords, k, nearest=references.nearest):
     """As references.nearest, with nothing flowing to the neighbour's coordinates."""
-    rows, _ = references.nearest(coords, k)
+    rows, _ = nearest(coords, k)
     return rows, (coords[:, None] - coords.detach()[rows]).square().sum(-1)
 
 
@@ -106,6 +110,11 @@ def offset_attention_without_sum(q, k, v, *, scale, eps):
     return (weights @ v / (weights.sum(1, keepdim=True).detach() + eps),)
 
 
+def neighbour_attention_without_neighbours(coords, feats, **options):
+    with mock.patch.object(references, "nearest", distances_without_neighbours):
+        return references.neighbour_attention(coords, feats, **options)
+
+
 def voxelize_without_last(feats, index, counts):
     return references.voxelize(torch.cat([feats[:-1], feats[-1:].detach()]), torch.zeros_like(index), counts + 1)
 
@@ -128,6 +137,8 @@ DROPPED = {
     "aggregate": aggregate_without_last,
     "attention": attention_without_sum,
     "offset_attention": offset_attention_without_sum,
+    "neighbour_attention": neighbour_attention_without_neighbours,
+    "neighbour_attention, offset": neighbour_attention_without_neighbours,
     "pool": pool_without_last,
     "voxelize": voxelize_without_last,
     "devoxelize": devoxelize_without_last,
@@ -156,6 +167,39 @@ def test_a_dropped_term_is_red(name, dtype):
     assert not result.passed and result.error > 10 * result.limit, result
 
 
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("case", ["regular", "alone"])
+def test_a_wrong_gradient_of_one_layer_is_red(name, layer, case):
+    """Of those too whose gradient is 0 by cancellation."""
+
+    class Shift(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g + 0.01
+
+    def shifted(**arguments):
+        return OPS[name].function(**arguments | {layer: Shift.apply(arguments[layer])})
+
+    result = check(replace(OPS[name], function=shifted), replace(CASE[case], finite=False), "float")
+    assert not result.passed and result.error > 10 * result.limit, result
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations_and_aggregates_of_neighbour_attention(name, dtype):
+    """All in double, float and half; in bfloat16, whose rounding no choice of inputs withstands, the smooth ones."""
+    cases = [case for case in CASES if applies(OPS[name], case, DTYPES[dtype])]
+    options = [draw(OPS[name], case, DTYPES[dtype], 0)[0].options for case in cases]
+    smooth = dtype == "bfloat16"
+    assert {o["activation"] for o in options} == set(SMOOTH if smooth else SMOOTH + KINKED)
+    assert {a for o in options for a in o["aggregates"]} == set(("mean", "sum") if smooth else ALL)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_the_right_gradient_planted_the_same_way_is_green(name):
     result = check(with_gradient_of(OPS[name], OPS[name].reference), CASE["regular"], "float")
@@ -170,7 +214,7 @@ def test_a_backward_that_differs_from_run_to_run_is_red(name):
     assert result.failure == "gradient differs from run to run", result
 
 
-@pytest.mark.parametrize("name", ["gravnet", "aggregate", "pool"])
+@pytest.mark.parametrize("name", ["gravnet", "aggregate", "pool", *ATTENTIONS])
 def test_a_tie_given_to_the_last_place_is_red(name, monkeypatch):
     honest = references.first_largest
 
@@ -231,9 +275,9 @@ def test_near_ties_are_drawn_again(dtype):
 
 
 def test_command_is_green_in_under_a_minute(tmp_path):
-    begin = time.monotonic()
+    begin = time.process_time()  # of this process alone, whatever else runs
     result = CliRunner().invoke(gradcheck, ["--json", str(tmp_path / "figures.json")])
-    assert time.monotonic() - begin < 60
+    assert time.process_time() - begin < 60
     assert result.exit_code == 0, result.output
     figures = json.loads((tmp_path / "figures.json").read_text())
     rows = figures["results"]

@@ -349,7 +349,7 @@ BAD = {
     "queries has 2 sets, expected 1": lambda: muvox.knn(
         X, 2, splits=S, queries=Q, query_splits=torch.tensor([0, 2, 4])
     ),
-    "splits end at 3": lambda: muvox.knn(X, 2, splits=S, queries=Q, query_splits=torch.tensor([0, 3])),
+    "query_splits end at 3": lambda: muvox.knn(X, 2, splits=S, queries=Q, query_splits=torch.tensor([0, 3])),
     "query_splits is float, expected int64": lambda: muvox.knn(
         X, 2, splits=S, queries=Q, query_splits=torch.tensor([0.0, 4.0])
     ),

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import groupby
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ def attention(cls=mnn.SelfAttention, **arguments):
 
 
 def spread(values):
-    """A callable aggregation that is not one of the names."""
-    return values.max(2)[0] - values.min(2)[0]
+    """A callable aggregation that is not one of the names, over the rows (…, rows, features)."""
+    return values.max(-2)[0] - values.min(-2)[0]
 
 
 MODULES = {
@@ -57,6 +58,7 @@ MODULES = {
     "collapser": collapser,
     "collapser, offset": partial(collapser, sa_class=mnn.OffsetSelfAttention, agg_methods="absmax"),
     "collapser, plain": partial(collapser, n_sa_layers=0, sa_width=None, f_final_outs=None),
+    "collapser, callable": partial(collapser, agg_methods=["max", spread]),
     "collapser, initial means": partial(collapser, f_initial_outs=[4, 3], global_feat_vec=True),
     "collapser, final means": partial(collapser, n_sa_layers=0, sa_width=None, global_feat_vec=True),
     "attention": attention,
@@ -131,7 +133,6 @@ def test_batch_norm_of_ragged_and_of_many_dimensions():
     (gravnet_layer(), torch.zeros(5), None, r"shape \(5,\)"),
     (gravnet_layer(), torch.zeros(2, 3, 5), torch.tensor([0, 3]), r"shape \(2, 3, 5\)"),
     (collapser(flatten=True), torch.zeros(3, 5), torch.tensor([0, 3]), "flatten"),
-    (collapser(agg_methods=[spread]), torch.zeros(3, 5, dtype=DOUBLE), torch.tensor([0, 3]), "callable"),
 ])
 def test_bad_shapes(module, x, splits, message):
     with pytest.raises(ValueError, match=message):
@@ -169,6 +170,32 @@ def test_callable_aggregations_equal_named_ones():
 def test_callable_collapse_equals_named_one():
     x = torch.randn(2, 3, 9, 5, dtype=DOUBLE)
     assert_same(step(collapser(agg_methods=[lambda t: t.mean(1), "max"]), x), step(collapser(), x))
+
+
+@pytest.mark.parametrize("lengths", [[4, 4, 0, 0, 4, 7, 7, 1], [5, 5, 5], [0, 0], []])
+def test_callables_see_ragged_sets_without_padding(lengths):
+    """One call for each run of equal lengths, none for empty sets, whose result is 0."""
+    seen = []
+
+    def total(values):
+        seen.append(tuple(values.shape[:2]))
+        assert values.shape[1] > 0
+        return values.sum(-2)
+
+    x = torch.randn(sum(lengths), 5, dtype=DOUBLE)
+    splits = torch.tensor([0, *lengths]).cumsum(0)
+    runs = [(len(list(sets)), rows) for rows, sets in groupby(lengths) if rows > 0]
+    for make in (collapser, gravnet_layer):
+        called, named = (step(make(agg_methods=[one, "max"]), x, splits) for one in (total, "sum"))
+        assert_same(called, named)
+        assert seen == runs
+        seen.clear()
+
+
+@pytest.mark.parametrize("splits", [[0, 3, 6], [0, 8], [0, 5, 3, 7], [1, 7]])
+def test_callables_refuse_splits_of_other_rows(splits):
+    with pytest.raises(RuntimeError, match="split"):
+        collapser(agg_methods=[spread], n_sa_layers=0, sa_width=None)(torch.randn(7, 5).double(), torch.tensor(splits))
 
 
 def test_potential_is_called_with_the_distance():
@@ -377,15 +404,44 @@ def test_coordinates_are_computed_in_float_under_autocast(monkeypatch):
         torch.testing.assert_close(rounded, seen["coords"], rtol=limit, atol=limit)
 
 
-@pytest.mark.parametrize("name", ["gravnet", "collapser", "gravnet_layer, sa", "gravnet_layer, potential"])
-def test_trains_under_autocast(name):
-    module, x = MODULES[name]().float(), torch.randn(2, 9, 5)
-    want = module(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = module(x)
-    out.float().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
-    torch.testing.assert_close(out.float(), want, rtol=0.1, atol=0.1)
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@by_name
+def test_trains_under_autocast(name, dtype, ragged):
+    """Like in float: outputs to 8 units in the last place of the largest, gradients, all in float, to 16.
+
+    As k is the number of rows, rounding chooses no neighbours. Gradients that vanish by cancellation are compared with
+    a tenth of the largest."""
+    module, splits = MODULES[name]().float(), torch.tensor([0, 6, 6, 18]) if ragged else None
+    for each in module.modules():
+        if isinstance(each, mnn.GravNetLayer):
+            each.k = 12
+    x = torch.randn(18, 5) if ragged else torch.randn(2, 9, 5)
+    assert_trains_under_autocast(module, [x, splits], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_node_predictor_trains_under_autocast(dtype):
+    arguments = dict(out_act="logsoftmax", transpose_out=True, f_final_outs=[6, 3], n_sa_layers=1, sa_width=2)
+    module = mnn.NodePredictor(7, 5, **arguments)
+    assert_trains_under_autocast(module, [torch.randn(2, 9, 5)], dtype)
+
+
+def assert_trains_under_autocast(module, arguments, dtype, outputs=8, gradients=16):
+    x, *others = arguments
+    found = []
+    for enabled in (False, True):
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            out = module(leaf, *others)
+        found.append([out, *torch.autograd.grad(out.float().square().sum(), [leaf, *module.parameters()])])
+    plain, cast = found
+    largest = max(g.abs().max() for g in plain[1:])
+    for place, (one, other) in enumerate(zip(cast, plain, strict=True)):
+        assert one.isfinite().all() and (place == 0 or one.dtype == torch.float32)
+        scale = max(other.abs().max(), largest / 10 if place else 0)
+        assert (one - other).abs().max() <= (gradients if place else outputs) * torch.finfo(dtype).eps * scale
+    assert not torch.equal(cast[1], plain[1])
 
 
 def saved_bytes(module, x):

@@ -1,14 +1,17 @@
 """Second derivatives: against finite differences of the first ones, and without the pair tensor."""
 
-import subprocess
-import sys
-import textwrap
+import importlib
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import muvox
+import op_calls
+from muvox.ops import _second_order
+from test_memory import fresh_process
 
 SPLITS = torch.tensor([0, 4, 4, 9])
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 1]], dtype=torch.bool)
@@ -47,7 +50,8 @@ CASES = {
         lambda f, w: muvox.aggregate(f, NEAR, w, aggregates=ALL), lambda: [normal(2, 6, 3), normal(2, 6, 3)],
     ),
     "attention": (
-        lambda q, k, v: muvox.attention(q, k, v, return_lse=True), lambda: [normal(2, 6, 2), normal(2, 6, 2), normal(2, 6, 3)],
+        lambda q, k, v: muvox.attention(q, k, v, return_lse=True),
+        lambda: [normal(2, 6, 2), normal(2, 6, 2), normal(2, 6, 3)],
     ),
     "attention, bias, mask, weights": (
         lambda q, k, v, b, w: muvox.attention(q, k, v, bias=b, row_weights=w, mask=MASK),
@@ -80,6 +84,14 @@ CASES = {
 }
 
 
+def penalty(function, inputs):
+    """A gradient penalty's gradient."""
+    outputs = function(*inputs)
+    value = sum(y.square().sum() for y in (outputs if isinstance(outputs, tuple) else (outputs,)))
+    first = torch.autograd.grad(value, inputs, create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_both_derivatives_equal_finite_differences(case):
     torch.manual_seed(0)
@@ -89,18 +101,15 @@ def test_both_derivatives_equal_finite_differences(case):
     assert gradgradcheck(function, inputs, nondet_tol=0)
 
 
-@pytest.mark.parametrize("case", ["gravnet, mask, weights, mean by k", "attention, bias, mask, weights", "pool, mask, weights"])
+@pytest.mark.parametrize("case", [case for case in CASES if "mask" in case])
 def test_nan_in_masked_rows_has_no_effect(case):
     torch.manual_seed(0)
     function, draw = CASES[case]
     inputs = draw()
-    spoiled = [x.detach().masked_fill(~MASK.reshape(2, 6, *(1,) * (x.dim() - 2)), torch.nan).requires_grad_() for x in inputs]
+    masks = [MASK.reshape(2, 6, *(1,) * (x.dim() - 2)) for x in inputs]
+    spoiled = [x.detach().masked_fill(~mask, torch.nan).requires_grad_() for x, mask in zip(inputs, masks)]
 
-    def penalty(xs):
-        first = torch.autograd.grad(function(*xs).square().sum(), xs, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), xs)
-
-    for clean, found in zip(penalty(inputs), penalty(spoiled)):
+    for clean, found in zip(penalty(function, inputs), penalty(function, spoiled)):
         valid = MASK.reshape(2, 6, *(1,) * (clean.dim() - 2)).expand_as(clean)
         assert torch.equal(clean[valid], found[valid]) and not found[~valid].any()
 
@@ -113,24 +122,110 @@ def test_compiled_code_refuses_a_second_derivative():
         first.sum().backward()
 
 
-MEMORY = """
-    import resource, torch, muvox
-
-    def penalty(M):
-        q, k, v = (torch.randn(1, M, width, requires_grad=True) for width in (4, 4, 8))
-        first = torch.autograd.grad(CALL.square().sum(), [q, k, v], create_graph=True, materialize_grads=True)
-        torch.autograd.grad(sum(g.square().sum() for g in first), [q, k, v])
-
-    penalty(8)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    penalty(8000)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_of_any_size_give_the_same(case, monkeypatch):
+    """A row or two in each block, where all rows of these small sets would be in one."""
+    torch.manual_seed(0)
+    function, draw = CASES[case]
+    inputs = draw()
+    whole = penalty(function, inputs)
+    monkeypatch.setattr(_second_order, "ELEMENTS", 13)
+    for x, y in zip(whole, penalty(function, inputs)):
+        assert (x - y).abs().max() <= 1e-13 * x.abs().max()
 
 
-@pytest.mark.parametrize("call", ["muvox.attention(q, k, v)", "muvox.gravnet(q + k, v, 8)"])
-def test_memory_does_not_hold_the_pairs(call):
-    """One pair tensor of 8000 rows would be 244 MiB, and twice differentiated attention would hold several."""
-    script = textwrap.dedent(MEMORY).replace("CALL", call)
-    grown = int(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
-    assert grown < 150 * 1024, f"{grown / 1024:.0f} MiB"
+def test_offset_attention_of_rows_whose_weights_underflow():
+    """One query takes all keys to itself. What is left for the others, e^-200, is 0 in float, but without eps their
+    shares of it count. Forward and the first derivatives need not see that: the second is called alone."""
+    torch.manual_seed(0)
+    inputs = [torch.rand(1, 5, width) + 1 for width in (2, 2, 3)]
+    inputs[0][0, 0] *= 100
+    outer, gradient = [torch.randn_like(x) for x in inputs], torch.randn(1, 5, 3)
+    none, unused = [torch.empty(0, dtype=torch.int64)] * 2, [torch.empty(0)] * 3
+    found = torch.ops.muvox.offset_attention_second(gradient, *inputs, *none, *unused, 1.0, 0.0, 7, *outer)
+    g, *exact = (x.double().requires_grad_() for x in (gradient, *inputs))
+    exponent = exact[0][0] @ exact[1][0].T
+    out = (exponent - exponent.logsumexp(0)).softmax(1) @ exact[2][0]
+    first = torch.autograd.grad(out, exact, g[0], create_graph=True)
+    known = torch.autograd.grad(first, [g, *exact], [y.double() for y in outer])
+    for x, y in zip(found, known):  # the exponents of some hundred are rounded
+        assert (x - y).abs().max() <= 0.02 * max(y.abs().max() for y in known)
+
+
+SECOND = [op for op in op_calls.OPS if hasattr(torch.ops.muvox, f"{op}_second")]
+
+
+def second_arguments(op, **how):
+    arguments = op_calls.backward_arguments(op, **how)
+    results = op_calls.as_tuple(op_calls.operator(f"{op}_backward")(*arguments))
+    return *arguments, *(torch.randn_like(x) for x in results)
+
+
+def flops(function, *arguments):
+    with FlopCounterMode(display=False) as counter:
+        function(*arguments)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("op", SECOND)
+@pytest.mark.parametrize("form", op_calls.FORMS)
+def test_every_second_derivative_has_a_flop_count(op, form):
+    """More than that of the first derivative; with real, fake and meta tensors."""
+    arguments, function = second_arguments(op, **op_calls.FORMS[form]), op_calls.operator(f"{op}_second")
+    backward = len(op_calls.operator(f"{op}_backward")._schema.arguments)
+    first = flops(op_calls.operator(f"{op}_backward"), *arguments[:backward])
+    assert flops(function, *arguments) > first > 0
+    meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in arguments]
+    assert flops(function, *meta) > 0
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
+        assert flops(function, *fake) > 0
+
+
+def test_flop_counts_of_the_attentions_are_those_of_their_products():
+    for op, grads, inputs in (("attention", (0, 1), (2, 3, 4, 6, 8)), ("offset_attention", (0,), (1, 2, 3))):
+        arguments = second_arguments(op, ragged=False)
+        count = len(op_calls.operator(f"{op}_backward")._schema.arguments)
+        gs, xs = [arguments[p] for p in grads], [arguments[p] for p in inputs]
+        outer = [y if _second_order.given(y) else None for y in arguments[count:]]
+        module = importlib.import_module(f"muvox.ops.{op}")
+
+        def plain():
+            if op == "attention":
+                _second_order._differentiate(gs, xs, outer, module._blocks(*arguments[:count]))
+            else:
+                module._derivatives(gs, xs, outer, *arguments[:count])
+
+        assert flops(op_calls.operator(f"{op}_second"), *arguments) == flops(plain) > 0
+
+
+def test_flop_count_of_a_gradient_penalty():
+    x = torch.randn(2, 7, 3, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        penalty(lambda x: muvox.attention(x, x, x), [x])
+    counts = counter.get_flop_counts()["Global"]
+    assert counts[torch.ops.muvox.attention_second] == 2 * 2 * 49 * 9 * 6
+
+
+LARGE = {  # (widths of the inputs, call)
+    "attention": ((4, 4, 8), "muvox.attention(*inputs)"),
+    "offset attention": ((4, 4, 8), "muvox.offset_attention(*inputs)"),
+    "gravnet": ((4, 8), "muvox.gravnet(*inputs, 8)"),
+    "knn": ((4,), "muvox.knn(*inputs, 8)[1]"),
+    "neighbour attention": (
+        (4, 8), "muvox.neighbour_attention(*inputs, 8, [torch.ones(s) for s in 4 * [(8, 8), (8,)]])",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_memory_does_not_hold_the_pairs(case):
+    """One pair tensor of 8000 rows would be 256 MB, and attention differentiated twice would hold several."""
+    widths, call = LARGE[case]
+    parts = dict(
+        make=f"inputs = [torch.randn(sets, rows, width, requires_grad=True) for width in {widths}]",
+        forward=f"value = ({call}).square().sum(); first = torch.autograd.grad(value, inputs, create_graph=True)",
+        backward="torch.autograd.grad(sum(g.square().sum() for g in first), inputs)",
+    )
+    grown = fresh_process(parts, 1, 8000)["growth"]
+    assert 8000 * 4 * sum(widths) < grown < 200e6, f"{grown / 1e6:.0f} MB"

@@ -24,8 +24,8 @@ def centres(side=2, size=0.2):
 
 def small(**arguments):
     torch.manual_seed(1)
-    widths = dict(n_lr=6, n_out=10, n_final=8, sa_width=3, sa_width_out=4, k_mu=5, k_vox=4)
-    return mnn.VoxelNet(centres(), **(widths | arguments)).double()
+    widths = dict(centres=centres(), n_lr=6, n_out=10, n_final=8, sa_width=3, sa_width_out=4, k_mu=5, k_vox=4)
+    return mnn.VoxelNet(**(widths | arguments)).double()
 
 
 def muons(volumes=2, rows=11, seed=0):
@@ -95,6 +95,23 @@ def test_bad_arguments(arguments, message):
 def test_bad_input(x, splits, message):
     with pytest.raises(ValueError, match=message):
         mnn.VoxelNet(centres())(x, splits)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_centres_of_another_grid(ragged):
+    """Given to forward they do what a network with them and the same state does."""
+    net = small(centres=centres(3, 0.1)[:13], norm="batch")
+    other = small(norm="batch")
+    other.load_state_dict(dict(net.state_dict(), vox_dists=other.vox_dists))
+    x, splits = torch.randn(2, 13, 7, 9, dtype=torch.float64), None
+    if ragged:
+        x, splits = x.reshape(-1, 9), torch.arange(0, 183, 7)
+    places = torch.from_numpy(centres(3, 0.1)[:13])
+    assert_same([other(x, splits, places), *other.vox_norm.buffers()], [net(x, splits), *net.vox_norm.buffers()])
+    with pytest.raises(ValueError, match=r"centres have shape \(13, 2\)"):
+        other(x, splits, places[:, :2])
+    with pytest.raises(ValueError, match=r"shape \(27,\)|shape \(2, 13, 7, 9\)"):
+        other(x, splits)
 
 
 def test_copies_and_pickles():
@@ -209,6 +226,33 @@ def test_half_keeps_the_state_of_the_norms():
         out = half(muons().bfloat16())
         assert out.dtype == torch.bfloat16
         torch.testing.assert_close(out.float(), want, rtol=0.1, atol=0.15)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", ["lumin", "batch"])
+def test_trains_under_autocast(norm, dtype, ragged):
+    """A step like in float: outputs and buffers to 4 units in the last place of the largest; gradients, all in float,
+    to 48 of the largest of each parameter, or of a hundredth of the largest of all where they vanish by cancellation.
+
+    k is the number of rows, so that rounding chooses no neighbours."""
+    net, results = small(norm=norm, k_mu=11, k_vox=8).float(), []
+    x, splits = muons(3).float(), None
+    if ragged:
+        x, splits = x.reshape(-1, 9), torch.arange(0, 265, 11)
+    for enabled in (False, True):
+        module = copy.deepcopy(net)
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            out = module(x, splits)
+        gradients = torch.autograd.grad(out.float().square().mean(), list(module.parameters()))
+        results.append(([out.detach(), *module.buffers()], gradients))
+    largest = max(g.abs().max() for g in results[0][1])
+    for units, least, got, want in zip((4, 48), (0, largest / 100), results[1], results[0]):
+        for one, other in zip(got, want, strict=True):
+            assert one.dtype == other.dtype or one is got[0]
+            limit = units * torch.finfo(dtype).eps * max(other.abs().max(), least)
+            assert one.isfinite().all() and (one - other).abs().max() <= limit
+    assert not torch.equal(results[1][1][0], results[0][1][0])
 
 
 # LUMIN's training run on x0net250: the recipe that made the golden files

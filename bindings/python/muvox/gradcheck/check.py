@@ -13,7 +13,8 @@ its error enters the table as the same share of the limit.
 | bfloat16 | 4     | the same                                                                                   |
 
 Over many seeds the worst are half of these; a gradient wrong by a thousandth is at 8000 in float.
-A case may multiply the limit of float and double (`Case.slack`). Every backward runs twice and must give the same bits.
+A case may multiply the limit of float and double (`Case.slack`), and it is doubled in half and bfloat16 for an operator
+that rounds inner results to them (`Op.rounds`). Every backward runs twice and must give the same bits.
 In double, torch.autograd.gradcheck compares with finite differences too (nondet_tol = 0), where no choice hangs on the
 step.
 """
@@ -22,19 +23,20 @@ import contextlib
 import math
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from . import references
-from .registry import COLUMNS, Case, Inputs, Op, add_options
+from .cases import COLUMNS, Case, Inputs, Op, add_options
 
 DTYPES = {"double": torch.double, "float": torch.float, "half": torch.half, "bfloat16": torch.bfloat16}
 LIMITS = {torch.double: 64.0, torch.float: 64.0, torch.half: 4.0, torch.bfloat16: 4.0}
 STABLE = 1e-3  # relative margin that no finite difference crosses
 RESOLVED = 2e-5  # relative margin that no rounding of float arithmetic crosses
+ROUNDED = 4e-3  # relative margin that no rounding of a result to half crosses
 
 
 @dataclass
@@ -78,13 +80,21 @@ def arrange(case: Case, tensors: list[Tensor]) -> list[Tensor]:
     return tensors
 
 
+def arrange_shared(case: Case, inputs: Inputs, tensors: list[Tensor]) -> dict[str, Tensor]:
+    """The shared tensors by name, every other column of their memory where rows are sliced or transposed."""
+    if case.layout in ("sliced", "transposed"):
+        tensors = [torch.stack([t, torch.ones_like(t)], -1)[..., 0] for t in tensors]
+    return dict(zip(inputs.shared, tensors))
+
+
 def to_sets(case: Case, rows: Tensor) -> Tensor:
     return rows if case.ragged else rows.view(len(case.lengths), case.lengths[0], rows.shape[-1])
 
 
 def call(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     """The operator's outputs."""
-    arguments = dict(zip(inputs.floating, arrange(case, leaves)))
+    rows, shared = leaves[: len(inputs.floating)], leaves[len(inputs.floating) :]
+    arguments = dict(zip(inputs.floating, arrange(case, rows))) | arrange_shared(case, inputs, shared)
     arguments |= {name: to_sets(case, t) for name, t in inputs.fixed.items()}
     arguments |= {name: arguments[name].squeeze(-1) for name in COLUMNS if name in arguments}
     splits = torch.tensor((0, *case.lengths)).cumsum(0) if case.ragged else None
@@ -93,20 +103,20 @@ def call(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tens
 
 def rows_of(case: Case, inputs: Inputs, leaves: list[Tensor]) -> dict[str, Tensor]:
     """All tensors of the operator as (N, …) rows in the order that references take them."""
-    arranged = zip(inputs.floating, arrange(case, leaves))
+    arranged = zip(inputs.floating, arrange(case, leaves[: len(inputs.floating)]))
     return {name: t.flatten(0, -2) for name, t in arranged} | inputs.fixed
 
 
 def reference(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     """The plain outputs, from double leaves."""
-    return references.set_by_set(
-        op.reference, rows_of(case, inputs, leaves), list(case.lengths), inputs.options, op.blank
-    )
+    options = inputs.options | dict(zip(inputs.shared, leaves[len(inputs.floating) :]))
+    return references.set_by_set(op.reference, rows_of(case, inputs, leaves), list(case.lengths), options, op.blank)
 
 
 def margin(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> float:
     parts = [t.split(list(case.lengths)) for t in rows_of(case, inputs, leaves).values()]
     names = [*inputs.floating, *inputs.fixed]
+    options = inputs.options | dict(zip(inputs.shared, leaves[len(inputs.floating) :]))
     margins = [torch.inf]
     for rows in zip(*parts):
         named = dict(zip(names, rows))
@@ -114,7 +124,7 @@ def margin(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> float:
         if mask is not None:
             named = {name: t[mask.squeeze(-1)] for name, t in named.items()}
         if len(next(iter(named.values()))):
-            margins.append(op.margin(**named, **inputs.options))
+            margins.append(op.margin(**named, **options))
     return min(margins)
 
 
@@ -122,10 +132,15 @@ def draw(op: Op, case: Case, dtype: torch.dtype, seed: int) -> tuple[Inputs, lis
     """Inputs, and their floating tensors rounded to the dtype and laid out as sets.
 
     Distinct points are drawn again until no choice of neighbours or maxima is within rounding of another (or, where
-    finite differences will be taken, within their step)."""
+    finite differences will be taken, within their step). Where an operator rounds inner results too coarsely for that,
+    its case becomes a smooth one."""
     needed = 0.0 if case.points != "distinct" or not sum(case.lengths) else RESOLVED
     if needed and dtype == torch.double and case.finite:
         needed = STABLE
+    if op.rounds and (dtype == torch.bfloat16 or dtype == torch.half and case.wide):
+        case = replace(case, smooth=True)
+    elif op.rounds and dtype == torch.half and case.points != "lattice" and sum(case.lengths):
+        needed = ROUNDED
     for attempt in range(500):
         generator = seeded(seed, op.name, case.name, str(dtype), attempt)
         inputs = add_options(case, op.draw(case, generator), generator)
@@ -133,6 +148,7 @@ def draw(op: Op, case: Case, dtype: torch.dtype, seed: int) -> tuple[Inputs, lis
         for name, values in inputs.floating.items():
             precise = name in COLUMNS or case.mixed and name in op.precise
             leaves.append(to_sets(case, values.to(torch.float if precise and dtype != torch.double else dtype)))
+        leaves += [values.to(dtype) for values in inputs.shared.values()]
         if not needed or margin(op, case, inputs, [leaf.double() for leaf in leaves]) > needed:
             return inputs, leaves
     raise RuntimeError(f"{op.name}: no inputs of case {case.name} without near ties in 500 draws")
@@ -163,33 +179,38 @@ def gradients(outputs: list[Tensor], leaves: list[Tensor], entering: list[Tensor
     return [None if not x.requires_grad else torch.zeros_like(x) if (g := next(rest)) is None else g for x in leaves]
 
 
-def ulps(got: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> float:
-    """Largest error of got in ulps of dtype (its own) at right's largest value; equal infinities are no error."""
+def ulps(got: Tensor, right: Tensor, dtype: torch.dtype | None = None, least: float = 0.0) -> float:
+    """Largest error of got in ulps of dtype (its own) at right's largest value, or at `least`, if that is larger; equal
+    infinities are no error."""
     if got.shape != right.shape:
         raise AssertionError(f"shape {tuple(got.shape)}, expected {tuple(right.shape)}")
     if not got.numel():
         return 0.0
     info = torch.finfo(dtype or got.dtype)
     finite = right.isfinite()
-    unit = max(info.eps * right[finite].abs().max().item() if finite.any() else 0.0, info.tiny * info.eps)
+    largest = max(right[finite].abs().max().item() if finite.any() else 0.0, least)
+    unit = max(info.eps * largest, info.tiny * info.eps)
     error = torch.where(got.double() == right, 0.0, (got.double() - right).abs() / unit)
     return math.inf if error.isnan().any() else error.max().item()
 
 
-def limit_of(case: Case, dtype: torch.dtype) -> float:
-    """The limit in ulps. Half and bfloat16 need no slack: their arithmetic is in float."""
-    return LIMITS[dtype] * (case.slack if dtype in (torch.float, torch.double) else 1.0)
+def limit_of(op: Op, case: Case, dtype: torch.dtype) -> float:
+    """The limit in ulps. Half and bfloat16 need no slack: their arithmetic is in float, but where inner results are
+    rounded to them."""
+    return LIMITS[dtype] * (case.slack if dtype in (torch.float, torch.double) else 2.0 if op.rounds else 1.0)
 
 
-def share(case: Case, got: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> float:
-    return ulps(got, right, dtype) / limit_of(case, dtype or got.dtype)
+def share(
+    op: Op, case: Case, got: Tensor, right: Tensor, dtype: torch.dtype | None = None, least: float = 0.0
+) -> float:
+    return ulps(got, right, dtype, least) / limit_of(op, case, dtype or got.dtype)
 
 
 def compare(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor], wanted: list[int], outputs_used: list[int],
             generator: torch.Generator) -> tuple[float, str]:
     """Largest error of outputs and of the wanted gradients in shares of their limits, and what went wrong besides."""
     leaves = [leaf.detach().requires_grad_(i in wanted) for i, leaf in enumerate(leaves)]
-    doubles = [leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in leaves]
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     got, right = call(op, case, inputs, leaves), reference(op, case, inputs, doubles)
     if len(got) != len(right):
         return math.inf, f"{len(got)} outputs, expected {len(right)}"
@@ -197,21 +218,26 @@ def compare(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor], wanted: li
         if not y.is_floating_point() and not torch.equal(y.flatten(), z.flatten().to(y.dtype)):
             return math.inf, "integer output differs"
     got, right = is_floating(got), is_floating(right)
-    errors = [share(case, y.detach().flatten(), z.detach().flatten()) for y, z in zip(got, right)]
+    errors = [share(op, case, y.detach().flatten(), z.detach().flatten()) for y, z in zip(got, right)]
     entering = [gradient_of(case, y, generator) for y in got]
     used = [[ys[i] for i in outputs_used] for ys in (got, right, entering)]
     shaped = [g.double().reshape(z.shape) for g, z in zip(used[2], used[1])]
     grads = gradients(used[0], leaves, used[2])
     again = gradients(used[0], leaves, used[2])
-    for name, g, h, d, leaf in zip(inputs.floating, grads, again, gradients(used[1], doubles, shaped), leaves):
+    exact = gradients(used[1], doubles, shaped)
+    # Some gradients of shared tensors are 0 by cancellation: those are held to the largest of all.
+    largest = max((d.abs().max().item() for d in exact[len(inputs.floating) :]), default=0.0)
+    for name, g, h, d, leaf in zip((*inputs.floating, *inputs.shared), grads, again, exact, leaves):
         if g is None:
             continue
         if g.dtype != leaf.dtype:
             return math.inf, f"gradient in {g.dtype}, expected {leaf.dtype}"
         if not torch.equal(g, h) and not g.isnan().any():
             return math.inf, "gradient differs from run to run"
-        # Gradients of row weights and biases are made from outputs that were rounded to the features' dtype.
-        errors.append(share(case, g, d, leaves[0].dtype if name in COLUMNS else g.dtype))
+        # Gradients of row weights and biases are made from outputs that were rounded to the features' dtype; those of
+        # an operator that rounds, all of them, from inner results.
+        dtype = got[0].dtype if name in COLUMNS or op.rounds else g.dtype
+        errors.append(share(op, case, g, d, dtype, largest if name in inputs.shared else 0.0))
     return max(errors), ""
 
 
@@ -272,7 +298,7 @@ def subsets(case: Case, inputs: int, outputs: int) -> list[tuple[list[int], list
 
 def verify(op: Op, case: Case, dtype: torch.dtype, seed: int) -> tuple[float, float, str]:
     """Largest error, its limit, and what failed ("" = nothing)."""
-    limit = limit_of(case, dtype)
+    limit = limit_of(op, case, dtype)
     inputs, leaves = draw(op, case, dtype, seed)
     outputs = len(is_floating(call(op, case, inputs, leaves)))
     worst = 0.0
@@ -320,6 +346,6 @@ def check(op: Op, case: Case, dtype: str, seed: int = 0) -> Result:
         with threads_for(case):
             error, limit, failure = verify(op, case, DTYPES[dtype], seed)
     except Exception as problem:  # whatever it is, the table names the operator and the case
-        error, limit = math.inf, limit_of(case, DTYPES[dtype])
+        error, limit = math.inf, limit_of(op, case, DTYPES[dtype])
         failure = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
     return Result(op.name, case.name, dtype, error, limit, time.perf_counter() - begin, failure)

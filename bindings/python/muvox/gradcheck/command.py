@@ -12,8 +12,9 @@ from rich.progress import track
 from rich.table import Table
 
 from ..files import atomic_write
+from .cases import CASES, Case, Op
 from .check import DTYPES, Result, applies, check, check_second_order, differentiates_twice
-from .registry import CASES, OPS, Case, Op
+from .registry import OPS
 
 
 def run(ops: Iterable[Op], cases: Iterable[Case], dtypes: Iterable[str], seed: int = 0) -> Iterator[Result]:

@@ -6,6 +6,7 @@ maxima to the first place (the lowest rank or row), and the sign of zero is zero
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def first_largest(score: Tensor, dim: int) -> Tensor:
@@ -126,6 +127,54 @@ def offset_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, eps: floa
     """q, k (M, A), v (M, C): the softmax of scale q kᵀ over the queries, each row divided by its sum + eps, times v."""
     weights = (scale * q @ k.T).softmax(0)
     return (weights @ v / (weights.sum(1, keepdim=True) + eps),)
+
+
+ACTIVATIONS = {
+    "linear": lambda z: z,
+    "relu": torch.relu,
+    "selu": functional.selu,
+    "sigmoid": torch.sigmoid,
+    "swish": functional.silu,
+    "mish": functional.mish,
+}
+
+
+def attended(
+    coords: Tensor,
+    feats: Tensor,
+    *,
+    k: int,
+    scale: float,
+    activation: str,
+    offset: bool,
+    q_weight: Tensor,
+    q_bias: Tensor,
+    k_weight: Tensor,
+    k_bias: Tensor,
+    v_weight: Tensor,
+    v_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """z (M, n, F), what the activation takes, and y (M, n, F), what the attention gives to each of the n neighbours."""
+    rows, distance2 = nearest(coords, k)
+    f = torch.exp(-scale * distance2)[..., None] * feats[rows]
+    q, key, v = f @ q_weight.T + q_bias, f @ k_weight.T + k_bias, f @ v_weight.T + v_bias
+    if offset:
+        weights = (q @ key.mT).softmax(1)
+        attention = f - weights @ v / (weights.sum(2, keepdim=True) + 1e-17)
+    else:
+        attention = (q @ key.mT / q.shape[-1] ** 0.5).softmax(2) @ v
+    z = attention @ out_weight.T + out_bias
+    return z, f + ACTIVATIONS[activation](z)
+
+
+def neighbour_attention(
+    coords: Tensor, feats: Tensor, *, aggregates: tuple[str, ...], **options
+) -> tuple[Tensor, ...]:
+    """coords (M, d), feats (M, F): LUMIN's attention over the k nearest rows of each, then Σ, max, … over them."""
+    _, y = attended(coords, feats, **options)
+    return (combine(y, torch.ones_like(y[..., 0], dtype=torch.bool), aggregates),)
 
 
 def pool(x: Tensor, row_weights: Tensor | None = None, *, aggregates: tuple[str, ...]) -> tuple[Tensor, ...]:

@@ -92,7 +92,7 @@ def fused_arguments(module: nn.Module) -> dict | None:
     knows, without batch norm, dropout in force, hooks and layers that are more than torch's own Linear.
     """
     kinds = {SelfAttention.forward: False, OffsetSelfAttention.forward: True}
-    offset = kinds.get(getattr(module.forward, "__func__", None))
+    offset = kinds.get(_forward_of(module))
     if offset is None or any(has_hooks(m) for m in module.modules()) or not isinstance(module.out, nn.Sequential):
         return None
     linears = [module.q, module.k, module.v, *module.out[:1]]
@@ -104,12 +104,18 @@ def fused_arguments(module: nn.Module) -> dict | None:
     return None if activation is None else dict(layers=layers, activation=activation, offset=offset)
 
 
+def _forward_of(module: nn.Module):
+    """The function that is the module's forward pass, as torch.compile finds it too: not by way of a bound method."""
+    own = module.__dict__.get("forward")
+    return type(module).forward if own is None else getattr(own, "__func__", None)
+
+
 def _does_nothing(dropout: nn.Module) -> bool:
     return not dropout.training or dropout.p == 0
 
 
 def _activation_name(module: nn.Module) -> str | None:
-    if getattr(module.forward, "__func__", None) is Swish.forward:  # LUMIN's too, after `accelerate`
+    if _forward_of(module) is Swish.forward:  # LUMIN's too, after `accelerate`
         return "swish"
     kind = type(module)
     if kind.__name__ == "Mish" and kind.__module__.startswith("lumin."):

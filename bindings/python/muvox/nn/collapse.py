@@ -9,7 +9,7 @@ from muvox import ops
 from muvox.nn.activations import lookup_act, lookup_normal_init
 from muvox.nn.attention import SelfAttention
 from muvox.nn.blocks import GraphBlock, aggregations, as_list
-from muvox.nn.sets import Block, apply_layers, as_sets, check_rows, with_means
+from muvox.nn.sets import Block, apply_layers, as_sets, check_rows, in_runs, with_means
 
 
 class GraphCollapser(GraphBlock):
@@ -22,7 +22,8 @@ class GraphCollapser(GraphBlock):
         n_sa_layers, sa_width: self-attention layers, the outputs of all of them side by side; their query width
         f_final_outs: widths of the last layers, None for none
         global_feat_vec: whether the means over the set are appended before the first layers there are
-        agg_methods: names ("mean", "max", "absmax", "sum"), or callables (B, V, F) -> (B, F)
+        agg_methods: names ("mean", "max", "absmax", "sum"), or callables (B, V, F) -> (B, F); of ragged sets a callable
+            is given each run of sets of equal length, without padding, and an empty set has 0 for its result
         do, bn, act, lookup_init, lookup_act, bn_class: see `GraphBlock`
         sa_class: class of the self-attention
 
@@ -160,12 +161,22 @@ def graph_collapser(module: nn.Module, x: Tensor, splits: Tensor | None) -> Tens
     methods = module.aggregates
     if all(isinstance(m, str) for m in methods):
         return ops.pool(x, splits=splits, aggregates=methods)
-    if splits is not None:
-        raise ValueError("GraphCollapser: splits need named agg_methods, got a callable")
-    sets = as_sets(x)
-    outs = [ops.pool(sets, aggregates=(m,)) if isinstance(m, str) else m(sets) for m in methods]
+    rows = as_sets(x) if splits is None else x
+    outs = [
+        ops.pool(rows, splits=splits, aggregates=(m,)) if isinstance(m, str) else _called(m, rows, splits)
+        for m in methods
+    ]
     out = torch.cat(outs, -1)
-    return out.reshape(*x.shape[:-2], out.shape[-1])
+    return out if splits is not None else out.reshape(*x.shape[:-2], out.shape[-1])
+
+
+def _called(method: Callable[[Tensor], Tensor], rows: Tensor, splits: Tensor | None) -> Tensor:
+    """The user's own aggregation of each set, (S, F); 0 for sets without rows."""
+    if splits is None:
+        return method(rows) if rows.shape[1] > 0 else rows.sum(1)
+    found = in_runs(method, [rows], splits)
+    blank = [rows.new_zeros(one, rows.shape[1]) if isinstance(one, int) else one for one in found]
+    return torch.cat([rows[:0], *blank])
 
 
 def node_predictor(module: nn.Module, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from muvox.nn.sets import (
     as_sets,
     check_rows,
     has_hooks,
+    in_runs,
     join,
     with_means,
 )
@@ -36,7 +37,8 @@ class GravNetLayer(GraphBlock):
         n_fpv: features of a row
         n_s, n_lr: width of the learnt coordinates and of the learnt features
         k: neighbours, the row itself included; a smaller set has fewer
-        agg_methods: names ("mean", "max", "absmax", "sum") or callables (B, V, k, n_lr) -> (B, V, n_lr)
+        agg_methods: names ("mean", "max", "absmax", "sum") or callables (B, V, k, n_lr) -> (B, V, n_lr); of ragged sets
+            a callable is given each run of sets of equal length, without padding
         n_out: features of a row of the output
         cat_means: whether the means over the set are appended to the features
         f_slr_depth, f_out_depth: layers before and after the aggregation
@@ -217,12 +219,11 @@ def _distance(distance2: Tensor, neighbours: Tensor) -> Tensor:
 
 
 def _gathered(layer: nn.Module, coords: Tensor, feats: Tensor, splits: Tensor | None) -> Tensor:
-    """Aggregation by way of the gathered (sets, rows, k, n_lr) values; ragged sets one by one."""
+    """Aggregation by way of the gathered (sets, rows, k, n_lr) values; of ragged sets those of equal length at once."""
     if splits is not None:
-        lengths = [n for n in splits.diff().tolist() if n > 0]
-        if not lengths:
-            return feats.new_zeros(0, len(layer.aggregates) * feats.shape[-1])
-        return torch.cat([_gathered(layer, *part, None) for part in zip(coords.split(lengths), feats.split(lengths))])
+        found = in_runs(lambda *part: _gathered(layer, *part, None).flatten(0, 1), [coords, feats], splits)
+        none = torch.cat([feats[:0]] * len(layer.aggregates), -1)
+        return torch.cat([none, *(one for one in found if not isinstance(one, int))])
     lead = feats.shape[:-1]
     coords, feats = as_sets(coords), as_sets(feats)
     sets, rows, width = feats.shape

@@ -55,6 +55,15 @@ def affine(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
     return torch.addcmul(offset.to(dtype), x.to(dtype), factor.to(dtype)).to(x.dtype)
 
 
+def snapshot(*state: Tensor) -> Tensor:
+    """Values of 1-D buffers side by side, as they are before an update.
+
+    torch.compile's backward pass may recompute what follows from a buffer, and would do so from the updated one; it
+    never recomputes a concatenation.
+    """
+    return torch.cat(state)
+
+
 class _FloatState(nn.Module):
     """A module whose buffers stay float when it is cast to half or bfloat16."""
 
@@ -101,9 +110,11 @@ def running_coefficients(norm: nn.Module, blocks: list[tuple[Tensor, int]], rows
 
     The statistics are differentiated through this batch's share of the running sums, as in LUMIN.
     """
-    shape = norm.sums.shape
+    shape, channels = norm.sums.shape, norm.sums.numel()
     sums, squares, count = norm.sums.flatten(), norm.sqrs.flatten(), norm.count
     if norm.training and rows > 0:
+        sums, squares, count = snapshot(sums, squares, count.view(1)).split([channels, channels, 1])
+        count = count.squeeze(0)
         share = 1 - (1 - norm.mom) / math.sqrt(batch - 1 + norm.eps)
         new_sums = torch.cat([times * column_sums(x) for x, times in blocks])
         new_squares = torch.cat([times * column_squares(x) for x, times in blocks])
@@ -223,7 +234,9 @@ class RunningNorm(_FloatState):
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.int64))
 
     def _update(self, blocks: list[tuple[Tensor, int]], rows: int) -> tuple[Tensor, Tensor]:
-        dtype = self.running_mean.dtype
+        dtype, nf = self.running_mean.dtype, self.nf
+        batches = self.num_batches_tracked.view(1).to(dtype)
+        old_mean, old_var, batches = snapshot(self.running_mean, self.running_var, batches).split([nf, nf, 1])
         local = torch.cat([times * column_sums(x) for x, times in blocks]).to(dtype)
         total = _sum_over_processes(torch.cat([local, local.new_full((1,), rows)]))
         count = total[-1]
@@ -232,10 +245,10 @@ class RunningNorm(_FloatState):
         centres = mean.detach().split([x.shape[-1] for x, _ in blocks])
         local = torch.cat([times * column_squares(x, centre) for (x, times), centre in zip(blocks, centres)]).to(dtype)
         variance = _sum_over_processes(local) / count.clamp_min(1)
-        share = torch.clamp(1 / (self.num_batches_tracked + 1), min=self.momentum).to(dtype) * (count > 0)
-        step = mean - self.running_mean
-        running_mean = self.running_mean + share * step
-        running_var = (1 - share) * (self.running_var + share * step * step) + share * variance
+        share = torch.clamp(1 / (batches + 1), min=self.momentum) * (count > 0)
+        step = mean - old_mean
+        running_mean = old_mean + share * step
+        running_var = (1 - share) * (old_var + share * step * step) + share * variance
         with torch.no_grad():
             self.running_mean.copy_(running_mean)
             self.running_var.copy_(running_var)

@@ -5,6 +5,8 @@ row, (..., M, F) or ragged (N, F), or one for each set, (..., 1, F) or ragged (S
 each other, so that VoxelNet's pairs of voxels need no tensor of all pairs and features.
 """
 
+from collections.abc import Callable
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -53,6 +55,17 @@ def with_means(columns: Columns, splits: Tensor | None) -> Columns:
 def row_sets(splits: Tensor, rows: int) -> Tensor:
     """Number of the set that each of the ragged rows belongs to, (N) int64; empty sets are passed over."""
     return torch.bucketize(torch.arange(rows, device=splits.device), splits[1:], right=True)
+
+
+def in_runs(function: Callable[..., Tensor], tensors: list[Tensor], splits: Tensor) -> list[Tensor | int]:
+    """function of uniform (sets, M, F) tensors for ragged ones (N, F): one call for each run of sets of equal length M,
+    none is padded. Where M = 0 the result is the number of sets. The splits are read on the host."""
+    runs = [(M, len(list(sets))) for M, sets in groupby(splits.diff().tolist())]
+    parts = zip(*(x.split([M * sets for M, sets in runs]) for x in tensors))
+    return [
+        function(*(x.reshape(sets, M, x.shape[-1]) for x in part)) if M > 0 else sets
+        for (M, sets), part in zip(runs, parts)
+    ]
 
 
 def _rows_of(columns: Columns) -> int:

@@ -55,9 +55,7 @@ class VoxelNet(nn.Module):
             raise ValueError(f"VoxelNet: norm is {norm!r}, accepted are 'lumin' and 'batch'")
         if head not in heads:
             raise ValueError(f"VoxelNet: head is {head!r}, accepted are 'classes' and 'log_x0'")
-        centres = torch.as_tensor(np.asarray(centres), dtype=torch.float32)
-        if centres.dim() != 2 or centres.shape[1] != 3:
-            raise ValueError(f"VoxelNet: centres have shape {tuple(centres.shape)}, accepted is (voxels, 3)")
+        centres = _checked_centres(torch.as_tensor(np.asarray(centres), dtype=torch.float32))
         voxels, outputs = len(centres), heads[head]
         extract = dict(cat_means=True, f_slr_depth=3, n_s=n_s, n_lr=n_lr, f_out_depth=1, n_out=[n_out], act=act)
         collapse = dict(flatten=False, n_sa_layers=1, sa_width=sa_width, f_final_outs=[n_final], act=act)
@@ -70,29 +68,38 @@ class VoxelNet(nn.Module):
         self.vox_col = GraphCollapser(voxels, n_out, **collapse)
         last = dict(n_sa_layers=1, sa_width=sa_width_out, f_final_outs=[outputs[0]], act=act)
         self.out = NodePredictor(voxels, 2 * n_final, out_act=outputs[1], transpose_out=True, **last)
-        relative = centres[None] - centres[:, None]  # [i, j] = centre j seen from centre i
-        self.register_buffer("vox_dists", torch.cat([relative, relative.norm(dim=-1, keepdim=True)], -1))
+        self.register_buffer("vox_dists", voxel_pairs(centres))
 
-    def forward(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
-        """x (volumes, voxels, muons, n_feats), or ragged (rows, n_feats) with splits (volumes * voxels + 1)."""
-        return self.voxel_stage(self.muon_stage(x, splits))
+    def forward(self, x: Tensor, splits: Tensor | None = None, centres: Tensor | None = None) -> Tensor:
+        """x (volumes, voxels, muons, n_feats), or ragged (rows, n_feats) with splits (volumes * voxels + 1).
+
+        centres (voxels, 3) stand for those of the network, in any number: one compiled graph serves all grids, while
+        torch.compile takes the sizes of a module's buffers as fixed.
+        """
+        pairs = self.vox_dists if centres is None else voxel_pairs(_checked_centres(centres)).to(self.vox_dists)
+        return self._voxel_stage(self._muon_stage(x, splits, len(pairs)), pairs)
 
     def muon_stage(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
-        """One vector a voxel, (volumes, voxels, 2 n_final), from what `forward` takes."""
-        volumes = self._volumes(x, splits)
+        """One vector a voxel, (volumes, voxels, 2 n_final), from what `forward` takes without centres."""
+        return self._muon_stage(x, splits, len(self.vox_dists))
+
+    def voxel_stage(self, x: Tensor) -> Tensor:
+        """Predictions (volumes, n_classes, voxels) from one vector a voxel, (volumes, voxels, 2 n_final)."""
+        return self._voxel_stage(x, self.vox_dists)
+
+    def _muon_stage(self, x: Tensor, splits: Tensor | None, voxels: int) -> Tensor:
+        volumes = self._volumes(x, splits, voxels)
         if splits is None:
             x = _normalise(self.mu_norm, x)
         else:
             x = affine(x, *self.mu_norm.coefficients([(x, 1)], x.shape[0], volumes))
         x = self.mu_col(self.mu_gnn(x, splits), splits)
-        return x.view(volumes, len(self.vox_dists), x.shape[-1])
+        return x.view(volumes, voxels, x.shape[-1])
 
-    def voxel_stage(self, x: Tensor) -> Tensor:
-        """Predictions (volumes, n_classes, voxels) from one vector a voxel, (volumes, voxels, 2 n_final)."""
-        return self.out(self.vox_col(self._voxel_rows(x)))
+    def _voxel_stage(self, x: Tensor, pairs: Tensor) -> Tensor:
+        return self.out(self.vox_col(self._voxel_rows(x, pairs)))
 
-    def _volumes(self, x: Tensor, splits: Tensor | None) -> int:
-        voxels = len(self.vox_dists)
+    def _volumes(self, x: Tensor, splits: Tensor | None, voxels: int) -> int:
         if splits is None:
             if x.dim() != 4 or x.shape[1] != voxels or x.shape[3] != self.n_feats:
                 accepted = f"(volumes, {voxels}, muons, {self.n_feats})"
@@ -104,18 +111,18 @@ class VoxelNet(nn.Module):
             raise ValueError(f"VoxelNet: splits has shape {tuple(splits.shape)}, accepted is (volumes * {voxels} + 1)")
         return (len(splits) - 1) // voxels
 
-    def _voxel_rows(self, x: Tensor) -> Tensor:
+    def _voxel_rows(self, x: Tensor, places: Tensor) -> Tensor:
         """GravNet over the voxels as seen from each voxel: (volumes, voxels, F) -> (volumes, voxels, voxels, n_out)."""
         volumes, voxels, width = x.shape
         if has_hooks(self.vox_norm) or has_hooks(self.vox_gnn):  # they must see the whole input
             shape = (volumes, voxels, voxels)
-            pairs = torch.cat([x[:, None].expand(*shape, width), self.vox_dists.to(x.dtype).expand(*shape, 4)], -1)
+            pairs = torch.cat([x[:, None].expand(*shape, width), places.to(x.dtype).expand(*shape, 4)], -1)
             return self.vox_gnn(_normalise(self.vox_norm, pairs))
         rows = volumes * voxels * voxels
-        factor, offset = self.vox_norm.coefficients([(x, voxels), (self.vox_dists, volumes)], rows, volumes)
+        factor, offset = self.vox_norm.coefficients([(x, voxels), (places, volumes)], rows, volumes)
         factors, offsets = factor.split([width, 4]), offset.split([width, 4])
         seen = affine(x, factors[0], offsets[0]).unsqueeze(1)
-        place = affine(self.vox_dists, factors[1], offsets[1]).to(x.dtype)
+        place = affine(places, factors[1], offsets[1]).to(x.dtype)
         return gravnet(self.vox_gnn, [Block(seen), Block(place)], None)
 
 
@@ -124,3 +131,15 @@ def _normalise(norm: nn.Module, x: Tensor) -> Tensor:
     if isinstance(norm, RunningNorm):
         return norm(x)
     return norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+def _checked_centres(centres: Tensor) -> Tensor:
+    if centres.dim() != 2 or centres.shape[1] != 3:
+        raise ValueError(f"VoxelNet: centres have shape {tuple(centres.shape)}, accepted is (voxels, 3)")
+    return centres
+
+
+def voxel_pairs(centres: Tensor) -> Tensor:
+    """Centre j seen from centre i, and its distance: (voxels, 3) -> (voxels, voxels, 4)."""
+    relative = centres[None] - centres[:, None]
+    return torch.cat([relative, relative.norm(dim=-1, keepdim=True)], -1)

@@ -56,15 +56,15 @@ def register_autograd(op, backward, setup_context):
     _library.impl(op, kernel, "Autograd", with_keyset=True)
 
 
-def register_autocast(op, places):
-    """Under autocast the arguments at these places go to the autocast dtype, all others stay as they are. Like torch's
-    own rules it leaves double alone."""
+def register_autocast(op, places, dtype=None):
+    """Under autocast the arguments at these places go to the autocast dtype, or to the one given here, all others stay as
+    they are. Like torch's own rules it leaves double alone."""
     function = operator(op)
 
     def rule(device):
         def cast(x):
             small = x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device
-            return x.to(torch.get_autocast_dtype(device)) if small else x
+            return x.to(dtype or torch.get_autocast_dtype(device)) if small else x
 
         def kernel(*arguments):
             with torch._C._ExcludeDispatchKeyGuard(_autocast_keys):
@@ -76,9 +76,16 @@ def register_autocast(op, places):
         _library.impl(op, rule(device), "Autocast" + device.upper())
 
 
-def register_flops(op, forward, backward):
-    """forward(*arguments of op) and backward(*arguments of op_backward) say how many operations a call takes."""
-    for name, count in ((op, forward), (f"{op}_backward", backward)):
+def register_flops(op, forward, backward, second=None):
+    """forward(*arguments of op), backward and second(*arguments of op_backward) say how many operations a call takes.
+
+    second: of op_second, where there is one; otherwise what backward takes, and twice that for its derivative."""
+    counts = {op: forward, f"{op}_backward": backward}
+    if hasattr(torch.ops.muvox, f"{op}_second"):
+        arity = len(operator(f"{op}_backward")._schema.arguments)
+        second = second or (lambda *arguments: 3 * backward(*arguments))
+        counts[f"{op}_second"] = lambda *arguments: second(*arguments[:arity])
+    for name, count in counts.items():
 
         def formula(*arguments, out_val=None, count=count, **_):
             return count(*arguments)

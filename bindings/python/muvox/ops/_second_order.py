@@ -1,11 +1,12 @@
 """Second derivatives: the gradient of each `op_backward`, by plain torch composites over a few rows at a time.
 
-Second derivatives are rare (gradient penalties, Hessian-vector products), so they need no kernels, but they must not cost
-the pair tensor either: a composite computes the outputs of a block of rows, is differentiated twice, and is dropped before
-the next block. Memory stays linear in the rows. Eager mode only: torch.compile itself refuses to differentiate twice.
+Second derivatives are rare (gradient penalties, Hessian-vector products), so they need no kernels, but they must not
+cost the pair tensor either: a composite computes the outputs of a block of rows, is differentiated twice, and is
+dropped before the next block. Memory stays linear in the rows (offset_attention, whose columns tie the rows of a set
+together, has passes of its own for that). Eager mode only: torch.compile itself refuses to differentiate twice.
 
-The composites are operators of their own, muvox::`op`_second, so that functorch's transforms and vmap go around them and
-not through them.
+The composites are operators of their own, muvox::`op`_second, so that functorch's transforms and vmap go around them
+and not through them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +19,20 @@ from muvox.ops._vmap import register_vmap
 
 ELEMENTS = 1 << 20  # of the largest tensor that a block may hold
 
-# A block: how its outputs come from its leaves, where these outputs lie in the whole output, and where each leaf lies in
-# its input: functions from a whole tensor to its view, so that results can be added in place.
+# A block: how its outputs come from its leaves, where these outputs lie in the whole output, and where each leaf lies
+# in its input: functions from a whole tensor to its view, so that results can be added in place.
 View = Callable[[Tensor], Tensor]
 Block = tuple[Callable[[Sequence], Sequence[Tensor]], View, Sequence[View]]
 
 
-def register(op: str, grads: Sequence[int], inputs: Sequence[int], blocks: Callable[..., Iterator[Block]]) -> None:
-    """Gives muvox::`op`_backward a gradient.
+def register(
+    op: str,
+    grads: Sequence[int],
+    inputs: Sequence[int],
+    blocks: Callable[..., Iterator[Block]] | None = None,
+    derivatives: Callable[..., list[Tensor | None]] | None = None,
+) -> None:
+    """Gives muvox::`op`_backward a gradient, by `blocks` or, where no block of outputs stands alone, by `derivatives`.
 
     Args:
         grads: places of the outputs' gradients among the arguments of op_backward.
@@ -33,6 +40,9 @@ def register(op: str, grads: Sequence[int], inputs: Sequence[int], blocks: Calla
         blocks: blocks(*arguments) -> (forward, of_output, of_inputs) for one block of rows after the other:
             forward(leaves) the outputs of the block, in the order of `grads`, from the view of_input(x) of each input;
             of_output(g) the part of an output's gradient that belongs to them. An input that is not given is None.
+        derivatives: derivatives(gs, xs, outer, *arguments) -> gradients in gs (the arguments at `grads`) and xs (those
+            at `inputs`), in their order and at least in float, of Σ <op_backward's results, outer>; outer holds None
+            for a result that is not asked for. Called below autograd.
     """
 
     name, schema = f"{op}_second", operator(f"{op}_backward")._schema
@@ -46,9 +56,12 @@ def register(op: str, grads: Sequence[int], inputs: Sequence[int], blocks: Calla
         gs, xs = [arguments[p] for p in grads], [arguments[p] for p in inputs]
         # Called below autograd, which the composites need, and in whatever autocast the caller runs backward.
         with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
-            with torch.autocast(xs[0].device.type, enabled=False):
-                sums = _differentiate(gs, xs, outer, blocks(*arguments))
-        return tuple(x.new_empty(0) if total is None else total for x, total in zip((*gs, *xs), sums))
+            with torch.autocast(xs[0].device.type, enabled=False), torch.no_grad():
+                if blocks is not None:
+                    sums = _differentiate(gs, xs, outer, blocks(*arguments))
+                else:
+                    sums = derivatives(gs, xs, outer, *arguments)
+        return tuple(x.new_empty(0) if total is None else total.to(x.dtype) for x, total in zip((*gs, *xs), sums))
 
     def fake(*arguments):
         return tuple(arguments[p].new_empty(arguments[p].shape) for p in (*grads, *inputs))
@@ -90,10 +103,14 @@ def given(x: Tensor) -> bool:
     return x.shape != (0,)
 
 
+def zeros(x: Tensor) -> Tensor:
+    """To add gradients of x in: contiguous, so that every view of it is one."""
+    return torch.zeros(x.shape, dtype=wide(x).dtype, device=x.device)
+
+
 def _differentiate(gs, xs, outer, blocks) -> list[Tensor | None]:
     """Gradients in gs and xs of Σ <op_backward's results, outer>."""
-    # Contiguous, so that every view of them is one to add in.
-    sums = [torch.zeros(x.shape, dtype=wide(x).dtype, device=x.device) if given(x) else None for x in (*gs, *xs)]
+    sums = [zeros(x) if given(x) else None for x in (*gs, *xs)]
     for forward, of_output, of_inputs in blocks:
         with torch.enable_grad():
             g = [wide(of_output(x)).detach().requires_grad_() if given(x) else None for x in gs]
@@ -104,7 +121,7 @@ def _differentiate(gs, xs, outer, blocks) -> list[Tensor | None]:
         for total, of, gradient in zip(sums, views, twice):
             if gradient is not None:
                 of(total).add_(gradient)
-    return [None if total is None else total.to(x.dtype) for total, x in zip(sums, (*gs, *xs))]
+    return sums
 
 
 def _twice(outputs, gs, xs, outer) -> list[Tensor | None]:
@@ -114,7 +131,8 @@ def _twice(outputs, gs, xs, outer) -> list[Tensor | None]:
     none = [None] * (len(gs) + len(xs))
     if not pairs:
         return none
-    first = iter(torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], create_graph=True, allow_unused=True))
+    outputs, gradients = zip(*pairs)
+    first = iter(torch.autograd.grad(outputs, leaves, gradients, create_graph=True, allow_unused=True))
     ends = [(None if x is None else next(first), y) for x, y in zip(xs, outer)]
     ends = [(d, y) for d, y in ends if d is not None and y is not None and d.requires_grad]
     if not ends:

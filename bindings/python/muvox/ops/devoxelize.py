@@ -25,6 +25,9 @@ def devoxelize(feats, index, weights):
 
     Memory: the output. Saved for backward: inputs.
 
+    Accuracy: half and bfloat16 results are those of double arithmetic on the given inputs to one unit in the last
+    place of each value, and like float ones to 16 of float at the largest.
+
     Under autocast feats goes to the autocast dtype, weights stay as they are.
 
     Example:

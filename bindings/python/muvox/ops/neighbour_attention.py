@@ -59,6 +59,9 @@ def neighbour_attention(
     N · (2 A + 2 F). Saved for backward: these, coords, feats, neighbours (N · k · 4 bytes) and, for each of max and
     absmax, N · F winners of 1 byte (4 if k > 254). Nothing of size M² or N · k · F. Every run gives the same bits.
 
+    Accuracy: against double arithmetic on the given inputs, given the neighbours, 2 units in the last place of the
+    largest value in half and bfloat16, in which the layers give their results, 64 in float.
+
     Under autocast feats and the layers go to the autocast dtype, coords and biases stay as they are.
 
     Example:
@@ -85,6 +88,8 @@ def neighbour_attention(
 
 def _checked(layers, feats):
     """The layers, of the shapes that belong together and a dtype that goes with feats."""
+    if feats.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):  # before the layers see it
+        raise ValueError(f"muvox.neighbour_attention: feats is {feats.dtype}, expected half, bfloat16, float or double")
     layers = tuple(layers)
     if len(layers) != len(LAYERS):
         raise ValueError(

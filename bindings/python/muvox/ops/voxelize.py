@@ -28,6 +28,9 @@ def voxelize(feats, index, counts=None, *, size=None):
 
     Memory: the output, and 8 bytes for each point and voxel while it runs. Saved for backward: index and counts.
 
+    Accuracy: half and bfloat16 results are those of double arithmetic on the given inputs to one unit in the last
+    place of each value, and like float ones to 16 of float at the largest.
+
     Under autocast feats goes to the autocast dtype; sums are in float all the same.
 
     Example:
