@@ -147,7 +147,7 @@ template <typename T, int G, int NF, typename W> __global__ void aggregate_rows(
     const T *const       feats = static_cast<const T *>(a.feats.data) + row_at(a.feats, a.sets, at.begin, at.set, 0);
     const int64_t        to = row_at(a.out, a.sets, at.begin, at.set, at.i);
     const int64_t        wins = row_at(a.winners, a.sets, at.begin, at.set, at.i);
-    for (int64_t f0 = lane; f0 < F; f0 += G * NF) {
+    for (int64_t f0 = lane; f0 - lane < F; f0 += G * NF) {
         R       sum[NF] = {};
         best<R> largest[NF], largest_size[NF];
         int     count = 0, first = -1;

@@ -61,7 +61,7 @@ template <> __device__ __forceinline__ void exchange<float>(place<float> &a, pla
     uint64_t first, second;
 
     asm("{ .reg .pred p; setp.lt.u64 p, %3, %2; selp.b64 %0, %3, %2, p; selp.b64 %1, %2, %3, p; }"
-        : "=l"(first), "=l"(second)
+        : "=&l"(first), "=&l"(second)
         : "l"(a.bits), "l"(b.bits));
     a.bits = first;
     b.bits = second;

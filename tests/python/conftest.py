@@ -1,4 +1,4 @@
-"""Every test starts from the same random numbers and on one thread."""
+"""Every test starts from the same random numbers and on one thread. Tests marked `cuda` need a device."""
 
 import pytest
 import torch
@@ -11,3 +11,11 @@ def repeatable():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="no CUDA device")
+        for item in items:
+            if "cuda" in item.keywords:
+                item.add_marker(skip)

@@ -1,0 +1,1 @@
+"""Tests on a CUDA device, marked `cuda`; skipped where there is none."""
