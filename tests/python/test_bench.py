@@ -100,6 +100,32 @@ def test_what_cannot_be_measured_is_told_in_one_line(arguments, words, monkeypat
     assert len(lines) == 1 and lines[0].startswith("muvox: ") and words in lines[0]
 
 
+def test_a_library_without_cuda_is_told_in_one_line(monkeypatch):
+    def knn(coords, k):
+        raise NotImplementedError("Could not run 'muvox::knn'")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: device)
+    monkeypatch.setattr(muvox, "knn", knn)
+    result = call("--device", "cuda")
+    assert result.exit_code == 2 and "muvox was built without CUDA operators" in result.stderr
+    assert "CUDA devices that torch finds here: 1" in call("--device", "cuda:1").stderr
+
+
+@pytest.mark.parametrize("text, version", [
+    ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023", "535.54.03"),
+    ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build", "580.65.06"),
+    ("", "unknown"),
+])
+def test_machine_and_versions_of_a_gpu(text, version, monkeypatch):
+    monkeypatch.setattr(command.Path, "read_text", lambda path: text)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H9000")
+    assert command.where(torch.device("cuda")).startswith(
+        f"H9000, driver {version}, CUDA {torch.version.cuda}, torch {torch.__version__}, muvox {muvox.__version__}, 20")
+
+
 def test_the_fastest_peer_makes_the_ratio():
     got = row()
     assert got.fastest == "quick" and got.ratio == 0.25
