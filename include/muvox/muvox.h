@@ -30,6 +30,10 @@ MUVOX_API const char *muvox_simd_name(void);
 /* Compiler and the kernels that were built, on one line. */
 MUVOX_API const char *muvox_build_info(void);
 
+/* libmuvox_cuda only: "muvox 0.1.0; architectures 80 90; CUDA 13.0", where the last two say what the kernels were compiled
+ * for (PTX is kept for the last architecture) and by which toolkit, whose major version the driver must have at least. */
+MUVOX_API const char *muvox_cuda_build_info(void);
+
 #ifdef __cplusplus
 }
 #endif
