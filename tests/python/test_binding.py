@@ -357,23 +357,29 @@ def test_shim_is_what_torch_declares(tmp_path):
     command = ["g++", "-std=c++20", "-fsyntax-only", "-isystem", str(include), "-I", str(ROOT / "bindings/torch")]
     good = subprocess.run([*command, str(ROOT / "tests/shim/compare.cpp")], capture_output=True, text=True)
     assert good.returncode == 0, good.stderr
-    # The comparison does compare: a prototype that is wrong in one place is found.
-    wrong = (ROOT / "bindings/torch/shim.def").read_text().replace("uint32_t *out))", "int32_t *out))")
-    (tmp_path / "shim.def").write_text(wrong)
+    # The comparison does compare: a prototype that is wrong in one place is found, in either list.
+    for name, right, wrong in (
+        ("shim.def", "uint32_t *out))", "int32_t *out))"),
+        ("shim_cuda.def", "(uint64_t bytes,", "(uint32_t bytes,"),
+    ):
+        (tmp_path / name).write_text((ROOT / "bindings/torch" / name).read_text().replace(right, wrong))
     command[-1] = str(tmp_path)
     bad = subprocess.run([*command, str(ROOT / "tests/shim/compare.cpp")], capture_output=True, text=True)
-    assert bad.returncode != 0 and "torch_get_num_threads" in bad.stderr
+    assert bad.returncode != 0
+    assert "torch_get_num_threads" in bad.stderr and "caching_allocator_raw_alloc" in bad.stderr
 
 
-def test_shared_object_exports_three_functions_and_needs_no_folder():
-    names = subprocess.run(["nm", "-D", "--defined-only", _library.path], capture_output=True, text=True, check=True)
-    assert sorted(line.split()[-1] for line in names.stdout.splitlines()) == [
-        "muvox_build_info",
-        "muvox_simd_name",
-        "muvox_version",
-    ]
-    header = subprocess.run(["readelf", "-d", _library.path], capture_output=True, text=True, check=True).stdout
-    assert "libtorch_cpu.so" in header and "RPATH" not in header and "RUNPATH" not in header
+def test_shared_objects_export_functions_that_describe_them_and_need_no_folder():
+    functions = ["muvox_build_info", "muvox_simd_name", "muvox_version"]
+    objects = {_library.path: (functions, "libtorch_cpu.so")}
+    cuda = _library._path(_library.CUDA_NAME)
+    if cuda.is_file():
+        objects[cuda] = (sorted([*functions, "muvox_cuda_build_info"]), "libtorch_cuda.so")
+    for path, (expected, torch_library) in objects.items():
+        names = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True)
+        assert sorted(line.split()[-1] for line in names.stdout.splitlines()) == expected
+        header = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True).stdout
+        assert torch_library in header and "RPATH" not in header and "RUNPATH" not in header
 
 
 def test_version_and_build():

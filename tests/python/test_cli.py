@@ -16,8 +16,10 @@ import torch
 from click.testing import CliRunner
 
 import muvox
+from muvox import _library
 from muvox.cli import muvox as command
 from muvox.data import Scans, write_scans
+from muvox.info import runs_on
 
 DATA = Path(__file__).parents[1] / "data"
 TINY, SAMPLE = DATA / "tiny.h5", DATA / "x0net250-sample.h5"
@@ -114,9 +116,42 @@ def test_conversion(tmp_path):
 def test_info_tells_versions_devices_and_what_was_not_built():
     result = call("info")
     assert result.exit_code == 0
-    for words in (muvox.__version__, torch.__version__, sys.version.split()[0], "CPU kernels in use", "GPU"):
+    for words in (muvox.__version__, torch.__version__, sys.version.split()[0], "CPU kernels in use", "driver", "GPU"):
         assert words in result.stdout
-    assert any(line.startswith("CUDA operators") and "not built" in line for line in result.stdout.splitlines())
+    told = next(line for line in result.stdout.splitlines() if line.startswith("CUDA kernels"))
+    assert (_library.cuda_info or _library.cuda_status) in told
+
+
+def test_info_tells_what_the_cuda_kernels_were_built_for(monkeypatch):
+    """A device of another architecture is named."""
+    devices = {"H200": (9, 0), "A100": (8, 0)}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: list(devices)[i])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: list(devices.values())[i])
+    monkeypatch.setattr(_library, "driver", lambda: (12, 8))
+    monkeypatch.setattr(_library, "cuda_info", "muvox 0.1.0; architectures 90; CUDA 12.8")
+    monkeypatch.setattr(_library, "WITHOUT_CUDA", {"attention", "attention_backward"})
+    lines = call("info").stdout.splitlines()
+    rows = {line[:20].strip(): line[20:] for line in lines}
+    assert rows["CUDA kernels"] == "muvox 0.1.0; architectures 90; CUDA 12.8; all operators but attention"
+    assert rows["driver"].endswith("runs CUDA 12.8")
+    assert rows["GPU"] == "H200 (9.0), A100 (8.0, muvox has no kernels for it: build with -Dgpu_arch)"
+
+
+@pytest.mark.parametrize(
+    "architectures, capability, expected",
+    [
+        ("90", (9, 0), True),
+        ("90", (10, 0), True),
+        ("90", (8, 9), False),
+        ("80 90", (8, 9), True),
+        ("80 90", (7, 5), False),
+        ("86", (8, 0), False),
+        ("120 80", (9, 0), True),
+    ],
+)
+def test_which_devices_the_kernels_run_on(architectures, capability, expected):
+    assert runs_on(f"muvox 0.1.0; architectures {architectures}; CUDA 13.0", capability) == expected
 
 
 def test_help_lists_every_command():
@@ -145,7 +180,7 @@ def test_gradcheck_runs_from_here():
         (["--seed", "-1"], "'--seed'"),
         (["--crop", "-1"], "'--crop'"),
         (["--norm", "layer"], "'--norm'"),
-        (["--device", "cuda"], "run on the CPU only"),
+        (["--device", "cuda"], "run on the CPU in this version"),
         (["--device", "abacus"], "'abacus' is not a device"),
         (["--colour", "red"], "--colour"),
         (["again"], "again"),

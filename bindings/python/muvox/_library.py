@@ -1,7 +1,10 @@
-"""Loads the shared object that defines torch.ops.muvox."""
+"""Loads the shared objects that define torch.ops.muvox: the one of the CPU, and the one with the CUDA kernels where
+torch is for CUDA."""
 
+import _ctypes
 import ctypes
 import os
+import warnings
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,6 +30,12 @@ def _find():
     return path
 
 
+def _text(library, name):
+    function = getattr(library, name)
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
 def _load():
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
@@ -36,12 +45,52 @@ def _load():
         torch.ops.load_library(str(path))
     except OSError as error:
         raise ImportError(f"muvox cannot load {path}: {error}") from error
-    library = ctypes.CDLL(str(path))
-    if torch.version.cuda and _path(CUDA_NAME).is_file():
-        torch.ops.load_library(str(_path(CUDA_NAME)))
-    for name in ("muvox_version", "muvox_build_info", "muvox_simd_name"):
-        getattr(library, name).restype = ctypes.c_char_p
-    return path, library
+    return path, ctypes.CDLL(str(path))
+
+
+def driver():
+    """The newest CUDA that the driver runs, (major, minor); None without a driver. Starts nothing on the device."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except OSError:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def _load_cuda(expected):
+    """(what the CUDA kernels were built for, "loaded"), or (None, why they are not loaded).
+
+    Without them everything works on the CPU; a warning tells those who have reason to expect them."""
+    if not torch.version.cuda:
+        return None, f"not loaded: torch {torch.__version__} is not for CUDA"
+    path = _path(CUDA_NAME)
+    if not path.is_file():
+        reason = "not built: there was no nvcc when muvox was installed (pip install -v . tells)"
+        return _without_cuda(reason, tell=torch.cuda.device_count() > 0)
+    try:
+        library = ctypes.CDLL(str(path))  # registers the kernels; unloading takes them back
+    except OSError as error:
+        return _without_cuda(f"not loaded: {path} is broken ({error})")
+    found, supported = _text(library, "muvox_version"), driver()
+    if found == expected:
+        info = _text(library, "muvox_cuda_build_info")
+        toolkit = info.rsplit(" ", 1)[1]
+        if not supported or supported[0] >= int(toolkit.split(".")[0]):  # minor versions go with each other
+            torch.ops.load_library(str(path))
+            return info, "loaded"
+        reason = f"not loaded: built by CUDA {toolkit}, for which the driver is too old, it runs CUDA {'%d.%d' % supported}"
+    else:
+        reason = f"not loaded: {path} is of muvox {found}, this is {expected}; install or build muvox again"
+    _ctypes.dlclose(library._handle)
+    return _without_cuda(reason)
+
+
+def _without_cuda(reason, tell=True):
+    if tell:
+        warnings.warn(f"muvox: CUDA kernels are {reason}; operators run on the CPU only", RuntimeWarning, stacklevel=2)
+    return None, reason
 
 
 path, _functions = _load()
@@ -49,14 +98,24 @@ path, _functions = _load()
 
 def version():
     """Version of the loaded library, "major.minor.patch"."""
-    return _functions.muvox_version().decode()
+    return _text(_functions, "muvox_version")
 
 
 def build_info():
     """Compiler and CPU kernels of the loaded library, on one line."""
-    return _functions.muvox_build_info().decode()
+    return _text(_functions, "muvox_build_info")
 
 
 def simd_name():
     """The CPU kernels that run now: "reference", "portable", "avx2" or "avx512"."""
-    return _functions.muvox_simd_name().decode()
+    return _text(_functions, "muvox_simd_name")
+
+
+cuda_info, cuda_status = _load_cuda(version())
+
+
+WITHOUT_CUDA = frozenset(
+    name.removeprefix("muvox::")
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("muvox::") and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+)  # operators that no CUDA tensor can be given to

@@ -70,7 +70,7 @@ def _device(context, parameter, value: str) -> str:
     except RuntimeError:
         raise click.BadParameter(f"'{value}' is not a device") from None
     if kind != "cpu":
-        raise click.BadParameter(f"'{value}': the operators of this version run on the CPU only (see muvox info)")
+        raise click.BadParameter(f"'{value}': training and prediction run on the CPU in this version")
     return value
 
 

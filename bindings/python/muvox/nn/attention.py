@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from muvox import ops
+from muvox.nn import _plain
 from muvox.nn.activations import Swish, lookup_act, lookup_normal_init
 from muvox.nn.blocks import new_linear, tail
 from muvox.nn.sets import check_rows, has_hooks
@@ -65,13 +66,15 @@ class OffsetSelfAttention(SelfAttention):
 def self_attention(module: nn.Module, x: Tensor, splits: Tensor | None) -> Tensor:
     """Forward pass of a module with SelfAttention's members."""
     check_rows(x, splits, "SelfAttention")
-    return x + module.out(ops.attention(module.q(x), module.k(x), module.v(x), splits=splits))
+    attention = _plain.attention if _plain.needed("attention", x) else ops.attention
+    return x + module.out(attention(module.q(x), module.k(x), module.v(x), splits=splits))
 
 
 def offset_self_attention(module: nn.Module, x: Tensor, splits: Tensor | None) -> Tensor:
     """Forward pass of a module with OffsetSelfAttention's members."""
     check_rows(x, splits, "OffsetSelfAttention")
-    return x + module.out(x - ops.offset_attention(module.q(x), module.k(x), module.v(x), splits=splits))
+    attention = _plain.offset_attention if _plain.needed("offset_attention", x) else ops.offset_attention
+    return x + module.out(x - attention(module.q(x), module.k(x), module.v(x), splits=splits))
 
 
 ACTIVATIONS = {

@@ -1,11 +1,13 @@
 """GravNet: features gathered from the nearest rows in a learnt space, with LUMIN's arguments and state_dict keys."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from muvox import ops
+from muvox.nn import _plain
 from muvox.nn.activations import lookup_act, lookup_normal_init
 from muvox.nn.attention import SelfAttention, fused_arguments
 from muvox.nn.blocks import GraphBlock, aggregations, as_list, autocast_enabled
@@ -201,6 +203,10 @@ def _aggregate(layer: nn.Module, coords: Tensor, feats: Tensor, splits: Tensor |
     methods = layer.aggregates
     named, gaussian = all(isinstance(m, str) for m in methods), layer.potential is gaussian_potential
     if layer.use_sa and named and gaussian and (attention := fused_arguments(layer.sa_agg)):
+        if _plain.needed("neighbour_attention", feats):
+            n, width = layer.k, feats.shape[-1]
+            few = partial(_gathered, layer, splits=None)
+            return _plain.by_sets(few, [coords, feats], splits, lambda M: M * min(n, M) * (min(n, M) + width))
         shared = dict(splits=splits, scale=SCALE, aggregates=methods)
         return ops.neighbour_attention(coords, feats, layer.k, **attention, **shared)
     if layer.use_sa or not named:

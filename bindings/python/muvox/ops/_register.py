@@ -4,6 +4,8 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.utils.flop_counter import register_flop_formula
 
+from muvox import _library as _shared
+
 _library = torch.library.Library("muvox", "IMPL")
 _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
@@ -12,6 +14,24 @@ _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 
 def operator(op):
     return getattr(torch.ops.muvox, op).default
+
+
+def _refuse_cuda(op):
+    """What a call of an operator without CUDA kernels says; fake tensors and compilation need none."""
+    name = f"muvox.{op.removesuffix('_backward')}"
+
+    def kernel(*arguments):
+        if _shared.cuda_info:
+            raise NotImplementedError(f"{name}: this operator has no CUDA kernels yet, expected its tensors on the CPU")
+        raise NotImplementedError(
+            f"{name}: tensors are on a CUDA device, but the CUDA kernels are {_shared.cuda_status}"
+        )
+
+    _library.impl(op, kernel, "CUDA")
+
+
+for _op in _shared.WITHOUT_CUDA:
+    _refuse_cuda(_op)
 
 
 def register_autograd(op, backward, setup_context):
