@@ -12,7 +12,7 @@ test test-all: WERROR := true
 # Sanitizers slow the tests down and must stop at what they find.
 SANITIZE := CK_TIMEOUT_MULTIPLIER=10 ASAN_OPTIONS=abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
-.PHONY: build demo bench test test-all check-c check-sanitize check-install check-python check-format format clean
+.PHONY: build demo bench test test-all check-c check-sanitize sanitize-cuda check-install check-python check-format format clean
 
 build: .venv/installed build/build.ninja
 	$(MESON) compile -C build
@@ -35,6 +35,13 @@ check-c: build
 
 check-sanitize: build build-sanitize/build.ninja
 	$(SANITIZE) $(MESON) test -C build-sanitize -v --timeout-multiplier 5
+
+# The tests on a device under each tool of compute-sanitizer, every n-th case of them; not part of `make test`.
+EVERY ?= 37
+sanitize-cuda: build
+	for tool in 'memcheck --leak-check full --report-api-errors no' racecheck initcheck synccheck; do \
+	    MUVOX_TEST_EVERY=$(EVERY) compute-sanitizer --tool $$tool --error-exitcode 1 build/tests/test_cuda || exit 1; \
+	done
 
 check-install: build
 	BIN=$(BIN) scripts/check-install build

@@ -92,7 +92,7 @@ static int64_t row_gap(const problem *p)
 
 static unsigned char *block_make(problem *p, size_t bytes, int fill, bool is_output)
 {
-    unsigned char *data = malloc(bytes ? bytes : 1);
+    unsigned char *data = memory_make(bytes, is_output);
 
     if (!data || p->blocks == COUNT(p->block)) ck_abort_msg("%s: the test needs more memory", current);
     memset(data, fill, bytes);
@@ -115,6 +115,17 @@ problem problem_make(layout layout, int64_t count, int64_t size, uint64_t seed)
     return p;
 }
 
+problem problem_of(const int64_t *splits, int64_t count)
+{
+    problem        p = {.layout = RAGGED};
+    const size_t   bytes = (size_t)(count + 1) * sizeof *splits;
+    int64_t *const copy = (int64_t *)(void *)block_make(&p, bytes, 0, false);
+
+    memcpy(copy, splits, bytes);
+    p.sets = (muvox_sets){copy, count, splits[count], 0};
+    return p;
+}
+
 muvox_sets other_sets(problem *p, int64_t size)
 {
     const int64_t sizes[] = {1, 0, size, size, 2};
@@ -128,7 +139,7 @@ muvox_sets other_sets(problem *p, int64_t size)
 
 void problem_free(problem *p)
 {
-    for (int b = 0; b < p->blocks; b++) free(p->block[b].data);
+    for (int b = 0; b < p->blocks; b++) memory_free(p->block[b].data);
     p->blocks = 0;
 }
 
@@ -170,7 +181,10 @@ muvox_output output_per_set(problem *p, muvox_dtype dtype, int64_t cols)
 
 void freeze(problem *p)
 {
-    for (int b = 0; b < p->blocks; b++) p->block[b].output = false;
+    for (int b = 0; b < p->blocks; b++) {
+        p->block[b].output = false;
+        memory_freeze(p->block[b].data);
+    }
 }
 
 muvox_matrix as_matrix(muvox_output m)
@@ -329,23 +343,12 @@ muvox_context context(muvox_simd simd, int threads)
     return (muvox_context){.struct_size = sizeof(muvox_context), .simd = simd, .threads = threads};
 }
 
-int all_simds(muvox_simd simds[4])
+bool wanted(void)
 {
-    const float x = 1;
-    float       y;
-    int         n = 0;
+    static int        cases;
+    const char *const every = getenv("MUVOX_TEST_EVERY");
 
-    for (int simd = MUVOX_SIMD_REFERENCE; simd <= MUVOX_SIMD_AVX512; simd++) {
-        muvox_context    ctx = context((muvox_simd)simd, 1);
-        const muvox_pool op = {
-            sizeof op, {NULL, 1, 1, 1}, MUVOX_SUM, {&x, MUVOX_F32, 1, 1, 1, 1}, .out = {&y, MUVOX_F32, 1, 1, 1, 1}};
-        const muvox_status status = muvox_pool_forward(&ctx, &op);
-
-        if (status != MUVOX_OK && status != MUVOX_UNSUPPORTED) ck_abort_msg("%s", ctx.message);
-        if (status == MUVOX_OK) simds[n++] = (muvox_simd)simd;
-    }
-    ck_assert_int_ge(n, 2); /* reference and portable run everywhere */
-    return n;
+    return !every || atoi(every) < 1 || cases++ % atoi(every) == 0;
 }
 
 int run_suite(Suite *suite)

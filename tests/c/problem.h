@@ -7,6 +7,7 @@
 
 #include "ops/convert.h"
 #include "ops/sets.h"
+#include "target.h"
 
 #include <check.h>
 #include <stdbool.h>
@@ -38,6 +39,7 @@ typedef struct {
 
 /* UNIFORM and its like: count sets of size rows; ragged: sets of 0, size, 0, (size + 1) / 2 and 0 rows. */
 problem problem_make(layout layout, int64_t count, int64_t size, uint64_t seed);
+problem problem_of(const int64_t *splits, int64_t count); /* these sets, without gaps */
 void    problem_free(problem *p);
 
 /* Names what is tried now: every message of a failure begins with it. */
@@ -98,9 +100,6 @@ muvox_context context(muvox_simd simd, int threads);
             ck_abort_msg("%s: %s: %s, %s", done(), #function, muvox_status_name(status_), ctx_.message);               \
     } while (0)
 
-/* The kernels that this processor runs, by the library's own word, the plain one first; returns how many. */
-int all_simds(muvox_simd simds[4]);
-
 /* Same bits in every element (any NaN equals any other). */
 void assert_same(const char *name, const muvox_sets *sets, const muvox_output *got, const muvox_output *expected);
 
@@ -143,6 +142,10 @@ double dot(const muvox_sets *sets, const muvox_output *out, const muvox_matrix *
 extern const muvox_aggregates aggregate_choices[AGGREGATE_CHOICES];
 int                           kinds(muvox_aggregates aggregates);
 int                           winner_kinds(muvox_aggregates aggregates);
+
+/* Whether to try the next case: all of them, or with MUVOX_TEST_EVERY=n in the environment each n-th, for tools under
+ * which a program takes long. */
+bool wanted(void);
 
 /* Runs the suite as the program's main; the result is main's. */
 int run_suite(Suite *suite);

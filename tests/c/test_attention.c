@@ -430,7 +430,7 @@ START_TEST(backward_refuses_wrong_arguments)
 }
 END_TEST
 
-int main(void)
+Suite *attention_suite(void)
 {
     Suite *const suite = suite_create("attention");
     TCase *const tests = tcase_create("attention");
@@ -445,5 +445,5 @@ int main(void)
     tcase_add_test(tests, forward_refuses_wrong_arguments);
     tcase_add_test(tests, backward_refuses_wrong_arguments);
     suite_add_tcase(suite, tests);
-    return run_suite(suite);
+    return suite;
 }

@@ -166,7 +166,7 @@ START_TEST(elements_of_every_dtype)
 }
 END_TEST
 
-int main(void)
+Suite *convert_suite(void)
 {
     Suite *const suite = suite_create("convert");
     TCase *const tests = tcase_create("convert");
@@ -178,5 +178,5 @@ int main(void)
     tcase_add_test(tests, known_patterns);
     tcase_add_test(tests, elements_of_every_dtype);
     suite_add_tcase(suite, tests);
-    return run_suite(suite);
+    return suite;
 }

@@ -200,7 +200,7 @@ START_TEST(every_kernel_equals_the_reference)
 
             while (c.F > 1 && M * c.k * c.k * c.F > 250000) c.F /= 2; /* the plain one takes its time */
             if (M * c.k > 4000) c.d = 1;
-            try_case(&c);
+            if (wanted()) try_case(&c);
         }
     }
 }
@@ -348,6 +348,7 @@ START_TEST(gradients_by_finite_differences)
 
     for (int n = all_simds(simds), v = 0; v < n; v++)
         for (int a = 0; a < AGGREGATE_CHOICES; a++) {
+            if (!wanted()) continue;
             const gravnet_case  c = {layouts[_i], MUVOX_F64, MUVOX_F64, 8, 5, 3, 4, aggregate_choices[a], false};
             problem             p;
             const muvox_gravnet op = make(&p, &c);
@@ -423,8 +424,8 @@ START_TEST(backward_refuses_wrong_arguments)
     WRONG(muvox_gravnet_backward, op.k = 0, MUVOX_BAD_ARGUMENT, "k is 0");
     WRONG(muvox_gravnet_backward, op.scale = INFINITY, MUVOX_BAD_ARGUMENT, "scale");
     WRONG(muvox_gravnet_backward, op.neighbours.data = NULL, MUVOX_BAD_ARGUMENT, "neighbours");
-    WRONG(muvox_gravnet_backward, *first = 5, MUVOX_BAD_ARGUMENT, "neighbours");
-    WRONG(muvox_gravnet_backward, *first = INT32_MIN, MUVOX_BAD_ARGUMENT, "neighbours");
+    if (ON_CPU) WRONG(muvox_gravnet_backward, *first = 5, MUVOX_BAD_ARGUMENT, "neighbours");
+    if (ON_CPU) WRONG(muvox_gravnet_backward, *first = INT32_MIN, MUVOX_BAD_ARGUMENT, "neighbours");
     *first = 0;
     WRONG(muvox_gravnet_backward, op.winners.data = NULL, MUVOX_BAD_ARGUMENT, "winners");
     WRONG(muvox_gravnet_backward, op.grad_out.data = NULL, MUVOX_BAD_ARGUMENT, "grad_out");
@@ -440,7 +441,7 @@ START_TEST(backward_refuses_wrong_arguments)
 }
 END_TEST
 
-int main(void)
+Suite *gravnet_suite(void)
 {
     Suite *const suite = suite_create("gravnet");
     TCase *const tests = tcase_create("gravnet");
@@ -454,5 +455,5 @@ int main(void)
     tcase_add_test(tests, forward_refuses_wrong_arguments);
     tcase_add_test(tests, backward_refuses_wrong_arguments);
     suite_add_tcase(suite, tests);
-    return run_suite(suite);
+    return suite;
 }

@@ -205,7 +205,7 @@ START_TEST(every_kernel_equals_the_reference)
                           turn ? TIES : RANDOM};
 
             if (M * c.k > 4000) c.d = 1; /* the plain one takes its time */
-            try_case(&c);
+            if (wanted()) try_case(&c);
         }
     }
 }
@@ -220,7 +220,7 @@ START_TEST(nan_infinity_overflow_and_denormals_rank_as_promised)
             const knn_case c = {(layout)(_i / 4), floating_dtypes[_i % 4], sizes[m], d == 2 ? sizes[m] + 1 : 8, d,
                                 SPECIAL};
 
-            try_case(&c);
+            if (wanted()) try_case(&c);
         }
 }
 END_TEST
@@ -370,8 +370,8 @@ START_TEST(backward_refuses_wrong_arguments)
     good.grad_coords = output(&p, MUVOX_F32, 2);
     WRONG(muvox_knn_backward, op.k = 0, MUVOX_BAD_ARGUMENT, "k is 0");
     WRONG(muvox_knn_backward, op.neighbours.data = NULL, MUVOX_BAD_ARGUMENT, "neighbours");
-    WRONG(muvox_knn_backward, *first = 5, MUVOX_BAD_ARGUMENT, "neighbours");
-    WRONG(muvox_knn_backward, *first = -2, MUVOX_BAD_ARGUMENT, "neighbours");
+    if (ON_CPU) WRONG(muvox_knn_backward, *first = 5, MUVOX_BAD_ARGUMENT, "neighbours");
+    if (ON_CPU) WRONG(muvox_knn_backward, *first = -2, MUVOX_BAD_ARGUMENT, "neighbours");
     *first = 0;
     WRONG(muvox_knn_backward, op.grad_distance2.data = NULL, MUVOX_BAD_ARGUMENT, "grad_distance2");
     WRONG(muvox_knn_backward, op.grad_distance2.cols++, MUVOX_BAD_SHAPE, "grad_distance2");
@@ -385,7 +385,7 @@ START_TEST(backward_refuses_wrong_arguments)
 }
 END_TEST
 
-int main(void)
+Suite *knn_suite(void)
 {
     Suite *const suite = suite_create("knn");
     TCase *const tests = tcase_create("knn");
@@ -399,5 +399,5 @@ int main(void)
     tcase_add_test(tests, forward_refuses_wrong_arguments);
     tcase_add_test(tests, backward_refuses_wrong_arguments);
     suite_add_tcase(suite, tests);
-    return run_suite(suite);
+    return suite;
 }

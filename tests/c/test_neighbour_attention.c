@@ -468,7 +468,7 @@ START_TEST(backward_refuses_wrong_arguments)
 }
 END_TEST
 
-int main(void)
+Suite *neighbour_attention_suite(void)
 {
     Suite *const suite = suite_create("neighbour_attention");
     TCase *const tests = tcase_create("neighbour_attention");
@@ -482,5 +482,5 @@ int main(void)
     tcase_add_test(tests, forward_refuses_wrong_arguments);
     tcase_add_test(tests, backward_refuses_wrong_arguments);
     suite_add_tcase(suite, tests);
-    return run_suite(suite);
+    return suite;
 }

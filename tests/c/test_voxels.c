@@ -78,14 +78,10 @@ static void make_trilinear_weights(trial *t, const trial_case *c)
     gradient_result(t, "grad_points", &t->p.sets, &op->grad_points, &op->points);
 }
 
-static const struct {
-    const char *name;
-    trial_maker make;
-    unsigned    options[3];
-} subjects[] = {
-    {"voxelize", make_voxelize, {0, INT64, 0}},
-    {"devoxelize", make_devoxelize, {0, INT64 | WEIGHTS, WEIGHTS}},
-    {"trilinear_weights", make_trilinear_weights, {0, MASK, MASK}},
+const subject voxel_subjects[VOXEL_SUBJECTS] = {
+    {"voxelize", make_voxelize, 3, {0, INT64, 0}},
+    {"devoxelize", make_devoxelize, 3, {0, INT64 | WEIGHTS, WEIGHTS}},
+    {"trilinear_weights", make_trilinear_weights, 3, {0, MASK, MASK}},
 };
 
 START_TEST(every_kernel_equals_the_reference)
@@ -93,13 +89,13 @@ START_TEST(every_kernel_equals_the_reference)
     const int64_t sizes[] = {0, 1, 2, 15, 17, 66, 200};
     const layout  layouts[] = {UNIFORM, STRIDED};
 
-    for (int o = 0; o < COUNT(subjects); o++)
+    for (int o = 0; o < VOXEL_SUBJECTS; o++)
         for (int m = 0; m < COUNT(sizes); m++)
             for (int l = 0; l < COUNT(layouts); l++) {
                 const trial_case c = {
-                    layouts[l], floating_dtypes[_i], sizes[m], subjects[o].options[(m + l) % 3], false, false};
+                    layouts[l], floating_dtypes[_i], sizes[m], voxel_subjects[o].options[(m + l) % 3], false, false};
 
-                try_all_kernels(subjects[o].name, subjects[o].make, &c);
+                try_all_kernels(voxel_subjects[o].name, voxel_subjects[o].make, &c);
             }
 }
 END_TEST
@@ -112,7 +108,7 @@ START_TEST(gradients_by_finite_differences)
         for (int64_t M = 8; M <= 15; M += 7) {
             const trial_case c = {layouts[l], MUVOX_F64, M, 0, false, false};
 
-            try_gradients(subjects[_i].name, subjects[_i].make, &c);
+            try_gradients(voxel_subjects[_i].name, voxel_subjects[_i].make, &c);
         }
 }
 END_TEST
@@ -244,18 +240,18 @@ START_TEST(trilinear_weights_refuses_wrong_arguments)
 }
 END_TEST
 
-int main(void)
+Suite *voxels_suite(void)
 {
     Suite *const suite = suite_create("voxels");
     TCase *const tests = tcase_create("voxels");
 
     tcase_add_loop_test(tests, every_kernel_equals_the_reference, 0, 4);
-    tcase_add_loop_test(tests, gradients_by_finite_differences, 0, COUNT(subjects));
+    tcase_add_loop_test(tests, gradients_by_finite_differences, 0, VOXEL_SUBJECTS);
     tcase_add_test(tests, known_means);
     tcase_add_test(tests, known_corners);
     tcase_add_test(tests, voxelize_refuses_wrong_arguments);
     tcase_add_test(tests, devoxelize_refuses_wrong_arguments);
     tcase_add_test(tests, trilinear_weights_refuses_wrong_arguments);
     suite_add_tcase(suite, tests);
-    return run_suite(suite);
+    return suite;
 }

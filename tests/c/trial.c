@@ -111,6 +111,7 @@ void try_all_kernels(const char *op, trial_maker make, const trial_case *c)
     muvox_simd simds[4];
     trial      plain;
 
+    if (!wanted()) return;
     name_trial(op, c, MUVOX_SIMD_REFERENCE);
     start(&plain, make, c);
     run_both(&plain, MUVOX_SIMD_REFERENCE, 1);
@@ -145,6 +146,7 @@ void try_gradients(const char *op, trial_maker make, const trial_case *c)
 {
     muvox_simd simds[4];
 
+    if (!wanted()) return;
     for (int n = all_simds(simds), v = 0; v < n; v++) {
         trial t;
 

@@ -49,6 +49,19 @@ typedef struct {
 /* Makes the same trial for the same case, each time it is called. */
 typedef void (*trial_maker)(trial *t, const trial_case *c);
 
+/* An operator and the combinations of options that are tried. */
+typedef struct {
+    const char *name;
+    trial_maker make;
+    int         count;
+    unsigned    options[8];
+} subject;
+
+#define OPTION_SUBJECTS 5
+#define VOXEL_SUBJECTS  3
+extern const subject option_subjects[OPTION_SUBJECTS]; /* test_options.c */
+extern const subject voxel_subjects[VOXEL_SUBJECTS];   /* test_voxels.c */
+
 /* For makers: forward's results, and gradients of inputs, both with the rounding of their dtype. */
 void forward_result(trial *t, const char *name, const muvox_sets *sets, const muvox_output *m, bool exact,
                     const muvox_matrix *g);
