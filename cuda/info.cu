@@ -8,6 +8,6 @@
 
 const char *muvox_cuda_build_info(void)
 {
-    return "muvox " MUVOX_VERSION "; architectures " MUVOX_GPU_ARCH "; CUDA " TEXT(__CUDACC_VER_MAJOR__) "." TEXT(
-        __CUDACC_VER_MINOR__);
+    return "muvox " MUVOX_VERSION "; architectures " MUVOX_GPU_ARCH
+           "; CUDA " TEXT(__CUDACC_VER_MAJOR__) "." TEXT(__CUDACC_VER_MINOR__);
 }

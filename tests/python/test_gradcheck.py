@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from muvox import _library
 from muvox.gradcheck import (
     CASES,
     DTYPES,
@@ -23,7 +24,7 @@ from muvox.gradcheck import (
     run,
 )
 from muvox.gradcheck.cases import ALL, largest_gap, normal
-from muvox.gradcheck.check import draw, finite_differences
+from muvox.gradcheck.check import call, draw, finite_differences
 from muvox.gradcheck.registry import KINKED, LAYERS, SMOOTH
 
 ATTENTIONS = "neighbour_attention", "neighbour_attention, offset"
@@ -369,3 +370,60 @@ def test_command_refuses_what_it_does_not_know(tmp_path):
     result = CliRunner().invoke(gradcheck, arguments)
     assert result.exit_code == 2 and "cannot write" in result.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("case", ["regular", "ragged", "masked, ragged", "sliced"])
+@pytest.mark.parametrize("name", OPS)
+def test_all_that_an_operator_is_given_is_on_its_device(name, case):
+    if not applies(OPS[name], CASE[case], torch.float):
+        case = "ragged"
+    devices = {}
+
+    def record(**arguments):
+        devices.update({name: x.device.type for name, x in arguments.items() if torch.is_tensor(x)})
+        return ()
+
+    op = replace(OPS[name], function=record, device="meta")
+    call(op, CASE[case], *draw(op, CASE[case], torch.float, 0))
+    assert set(devices.values()) == {"meta"} and ("splits" in devices) == CASE[case].ragged
+
+
+def test_command_on_a_device_without_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = CliRunner().invoke(gradcheck, ["--device", "cuda"])
+    assert result.exit_code == 2 and result.output == "Error: --device cuda: torch finds no CUDA device\n"
+
+
+def test_command_on_a_device_without_kernels(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(_library, "cuda_info", None)
+    monkeypatch.setattr(_library, "cuda_status", "not built")
+    result = CliRunner().invoke(gradcheck, ["--device", "cuda"])
+    assert result.exit_code == 2 and result.output == "Error: --device cuda: CUDA kernels are not built\n"
+
+
+def test_operators_without_kernels_are_left_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(_library, "cuda_info", "muvox")
+    monkeypatch.setattr(_library, "WITHOUT_CUDA", {"neighbour_attention"})
+    names = [argument for name in ATTENTIONS for argument in ("--op", name)]
+    result = CliRunner().invoke(gradcheck, [*names, "--device", "cuda"])
+    assert result.exit_code == 0 and "0 checks, 0 failed" in result.output
+    assert "left out, without CUDA kernels: neighbour_attention; neighbour_attention, offset\n" in result.output
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("order", [[], ["--second-order"]])
+def test_command_is_green_on_a_device(order, tmp_path):
+    path = tmp_path / "figures.json"
+    result = CliRunner().invoke(gradcheck, ["--device", "cuda", "--json", str(path), *order])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(path.read_text())["results"]
+    assert {row["op"].split(",")[0] for row in rows} == {name.split(",")[0] for name in OPS} - _library.WITHOUT_CUDA
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [name for name in OPS if name.split(",")[0] not in _library.WITHOUT_CUDA])
+def test_a_gradient_wrong_by_a_thousandth_is_red_on_a_device(name):
+    result = check(replace(scaled(OPS[name]), device="cuda"), CASE["regular"], "float")
+    assert not result.passed and result.error > 10 * result.limit, result

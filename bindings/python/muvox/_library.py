@@ -80,7 +80,7 @@ def _load_cuda(expected):
         if not supported or supported[0] >= int(toolkit.split(".")[0]):  # minor versions go with each other
             torch.ops.load_library(str(path))
             return info, "loaded"
-        reason = f"not loaded: built by CUDA {toolkit}, for which the driver is too old, it runs CUDA {'%d.%d' % supported}"
+        reason = f"not loaded: the driver is too old for CUDA {toolkit}, it runs {supported[0]}.{supported[1]}"
     else:
         reason = f"not loaded: {path} is of muvox {found}, this is {expected}; install or build muvox again"
     _ctypes.dlclose(library._handle)

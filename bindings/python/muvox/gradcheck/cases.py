@@ -97,6 +97,7 @@ class Op:
     options: what it takes of mask, row_weights, bias, exclude_self, max_radius, mean and queries.
     blank: what a masked row of each output holds; None: outputs have no rows.
     rounds: in half and bfloat16, results on which choices and gradients hang are rounded to them within the operator.
+    device: where the function runs; the reference is on the CPU.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Op:
     options: tuple[str, ...] = ()
     blank: tuple[float, ...] | None = None
     rounds: bool = False
+    device: str = "cpu"
 
 
 COLUMNS = ("mask", "row_weights", "bias")  # one number for each row, in float at least

@@ -92,12 +92,13 @@ def to_sets(case: Case, rows: Tensor) -> Tensor:
 
 
 def call(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tensor, ...]:
-    """The operator's outputs."""
+    """The operator's outputs, on its device; the layouts are made there."""
+    leaves = [leaf.to(op.device) for leaf in leaves]
     rows, shared = leaves[: len(inputs.floating)], leaves[len(inputs.floating) :]
     arguments = dict(zip(inputs.floating, arrange(case, rows))) | arrange_shared(case, inputs, shared)
-    arguments |= {name: to_sets(case, t) for name, t in inputs.fixed.items()}
+    arguments |= {name: to_sets(case, t).to(op.device) for name, t in inputs.fixed.items()}
     arguments |= {name: arguments[name].squeeze(-1) for name in COLUMNS if name in arguments}
-    splits = torch.tensor((0, *case.lengths)).cumsum(0) if case.ragged else None
+    splits = torch.tensor((0, *case.lengths)).cumsum(0).to(op.device) if case.ragged else None
     return op.function(**arguments, splits=splits, **inputs.options)
 
 
@@ -161,8 +162,8 @@ def is_floating(outputs: tuple[Tensor, ...]) -> list[Tensor]:
 def gradient_of(case: Case, y: Tensor, generator: torch.Generator) -> Tensor:
     """The gradient that enters the output y, in the case's layout."""
     if case.gradient == "expanded":
-        return torch.ones((), dtype=y.dtype).expand(y.shape)
-    g = torch.randn(y.shape, dtype=torch.double, generator=generator).to(y.dtype)
+        return torch.ones((), dtype=y.dtype, device=y.device).expand(y.shape)
+    g = torch.randn(y.shape, dtype=torch.double, generator=generator).to(y.device, y.dtype)
     return g.transpose(-1, -2).contiguous().transpose(-1, -2) if case.gradient == "transposed" and y.dim() > 1 else g
 
 
@@ -215,13 +216,13 @@ def compare(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor], wanted: li
     if len(got) != len(right):
         return math.inf, f"{len(got)} outputs, expected {len(right)}"
     for y, z in zip(got, right):
-        if not y.is_floating_point() and not torch.equal(y.flatten(), z.flatten().to(y.dtype)):
+        if not y.is_floating_point() and not torch.equal(y.flatten().cpu(), z.flatten().to(y.dtype)):
             return math.inf, "integer output differs"
     got, right = is_floating(got), is_floating(right)
-    errors = [share(op, case, y.detach().flatten(), z.detach().flatten()) for y, z in zip(got, right)]
+    errors = [share(op, case, y.detach().flatten().cpu(), z.detach().flatten()) for y, z in zip(got, right)]
     entering = [gradient_of(case, y, generator) for y in got]
     used = [[ys[i] for i in outputs_used] for ys in (got, right, entering)]
-    shaped = [g.double().reshape(z.shape) for g, z in zip(used[2], used[1])]
+    shaped = [g.cpu().double().reshape(z.shape) for g, z in zip(used[2], used[1])]
     grads = gradients(used[0], leaves, used[2])
     again = gradients(used[0], leaves, used[2])
     exact = gradients(used[1], doubles, shaped)
@@ -241,12 +242,17 @@ def compare(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor], wanted: li
     return max(errors), ""
 
 
+def finite_outputs(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """The floating outputs on the CPU, 0 where they are not finite."""
+    return tuple(torch.where(y.isfinite(), y, 0.0).cpu() for y in is_floating(call(op, case, inputs, leaves)))
+
+
 def finite_differences(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> str:
     """torch.autograd.gradcheck in double; what it found, in one line."""
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
 
     def function(*xs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.where(y.isfinite(), y, 0.0) for y in is_floating(call(op, case, inputs, list(xs))))
+        return finite_outputs(op, case, inputs, list(xs))
 
     largest = max((y.detach().abs().max().item() for y in function(*leaves) if y.numel()), default=0.0)
     try:
@@ -262,7 +268,7 @@ def second_order(op: Op, case: Case, inputs: Inputs, leaves: list[Tensor]) -> st
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
 
     def function(*xs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.where(y.isfinite(), y, 0.0) for y in is_floating(call(op, case, inputs, list(xs))))
+        return finite_outputs(op, case, inputs, list(xs))
 
     generator = seeded(op.name, case.name, "second order")
     entering = [torch.randn(y.shape, dtype=y.dtype, generator=generator).requires_grad_() for y in function(*leaves)]

@@ -3,14 +3,16 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from .. import _library
 from ..files import atomic_write
 from .cases import CASES, Case, Op
 from .check import DTYPES, Result, applies, check, check_second_order, differentiates_twice
@@ -55,9 +57,28 @@ def save(path: str, seed: int, results: list[Result]) -> None:
         with atomic_write(path) as file:
             file.write(json.dumps({"seed": seed, "unit": "ulp", "results": rows}, indent=1).encode())
     except OSError as problem:
-        error = click.ClickException(f"cannot write {path}: {problem.strerror}")
-        error.exit_code = 2
-        raise error from None
+        raise refusal(f"cannot write {path}: {problem.strerror}") from None
+
+
+def refusal(message: str) -> click.ClickException:
+    """One line, exit status 2."""
+    error = click.ClickException(message)
+    error.exit_code = 2
+    return error
+
+
+def on_device(ops: list[Op], device: str, console: Console) -> list[Op]:
+    """The operators that run on the device, to run there; the others are named."""
+    if device == "cpu":
+        return ops
+    if not torch.cuda.is_available():
+        raise refusal("--device cuda: torch finds no CUDA device")
+    if not _library.cuda_info:
+        raise refusal(f"--device cuda: CUDA kernels are {_library.cuda_status}")
+    left_out = [op.name for op in ops if op.name.split(",")[0] in _library.WITHOUT_CUDA]
+    if left_out:
+        console.print(f"left out, without CUDA kernels: {'; '.join(left_out)}", highlight=False)
+    return [replace(op, device=device) for op in ops if op.name not in left_out]
 
 
 @click.command("gradcheck")
@@ -66,15 +87,18 @@ def save(path: str, seed: int, results: list[Result]) -> None:
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)), help="Only this dtype.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write all figures to this file.")
 @click.option("--second-order", is_flag=True, help="Check second derivatives instead, in double.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where the operators run."
+)
 @click.option("--seed", default=0, show_default=True, help="Other inputs.")
 @click.pass_context
-def gradcheck(context: click.Context, ops, cases, dtypes, json_file, second_order, seed) -> None:
+def gradcheck(context: click.Context, ops, cases, dtypes, json_file, second_order, device, seed) -> None:
     """Check every operator's gradient against finite differences and a plain double reference.
 
-    Exit status 1 if any check fails.
+    The reference runs on the CPU, whatever the device. Exit status 1 if any check fails.
     """
     console = Console()
-    chosen_ops = [OPS[name] for name in ops or OPS]
+    chosen_ops = on_device([OPS[name] for name in ops or OPS], device, console)
     chosen_cases = [c for c in CASES if not cases or c.name in cases]
     if second_order and dtypes and "double" not in dtypes:
         raise click.UsageError("--second-order is a check in double")

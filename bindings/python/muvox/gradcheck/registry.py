@@ -186,7 +186,7 @@ def all_rows(splits: Tensor | None, **tensors: Tensor) -> tuple[Tensor, list[Ten
     """(N, 1) number of the first row of each row's set, its end, and the tensors as (N, …)."""
     first = next(iter(tensors.values()))
     if splits is None:
-        splits = torch.arange(first.shape[0] + 1) * first.shape[1]
+        splits = torch.arange(first.shape[0] + 1, device=first.device) * first.shape[1]
         tensors = {name: t.flatten(0, 1) for name, t in tensors.items()}
     begins = torch.repeat_interleave(splits[:-1], splits.diff())[:, None]
     ends = torch.repeat_interleave(splits[1:], splits.diff())[:, None]
