@@ -4,8 +4,12 @@ BIN    := .venv/bin
 MESON  := PATH="$(CURDIR)/$(BIN):$$PATH" meson
 C_FILES = $(shell find include ops bindings/torch tests/c -name '*.[ch]' -o -name '*.inc' -o -name '*.cpp' -o -name '*.hpp')
 # What goes into the installed package: a change here installs it again.
-PACKAGE := $(shell find include ops bindings meson.build meson_options.txt muvox.map pyproject.toml -type f \
+PACKAGE := $(shell find include ops cuda bindings meson.build meson_options.txt muvox.map pyproject.toml -type f \
              -not -path '*/__pycache__/*') README.md
+# CUDA kernels are compiled once, for the package. A second time, for the tests in C, only where a device can run these
+# (or `make build CUDA_TESTS=enabled`); GPU_ARCH=80,90,100,120 builds for more than one architecture.
+CUDA_TESTS ?= $(if $(wildcard /dev/nvidiactl),auto,disabled)
+ARCHITECTURES := $(if $(GPU_ARCH),-Dgpu_arch=$(GPU_ARCH))
 # `make test` compiles with warnings as errors; `make demo` shall not fail because a newer compiler warns of more.
 WERROR := false
 test test-all: WERROR := true
@@ -69,12 +73,13 @@ clean:
 # The build folder is kept, so that only what changed is compiled again.
 .venv/installed: .venv/requirements $(PACKAGE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --no-build-isolation -c scripts/constraints.txt \
-	    --config-settings=build-dir=build-wheel '.[train,test]'
+	    --config-settings=build-dir=build-wheel $(ARCHITECTURES:%=--config-settings=setup-args=%) '.[train,test]'
+	@$(BIN)/python -m muvox info | grep '^CUDA kernels'
 	touch $@
 
 build/build.ninja: | .venv/requirements
-	$(MESON) setup build -Dtests=enabled -Dwerror=$(WERROR)
+	$(MESON) setup build -Dtests=enabled -Dwerror=$(WERROR) -Dcuda=$(CUDA_TESTS) $(ARCHITECTURES)
 
 build-sanitize/build.ninja: | .venv/requirements
-	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dwerror=true -Dbuildtype=debugoptimized \
+	$(MESON) setup build-sanitize -Dtests=enabled -Dpython=false -Dcuda=disabled -Dwerror=true -Dbuildtype=debugoptimized \
 	    -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all
