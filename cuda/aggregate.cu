@@ -8,7 +8,7 @@ template <typename R> static aggregate_arguments<given_weights<R>> arguments_of(
 {
     const muvox_output neighbours = {const_cast<void *>(op->neighbours.data), op->neighbours.dtype, op->neighbours.rows, op->neighbours.cols, op->neighbours.row_stride, op->neighbours.set_stride};
 
-    return {op->sets, columns_of(op->aggregates), false, op->neighbours.cols, op->feats, op->grad_out, neighbours, op->out, op->winners, op->grad_feats, {op->weights, op->sets}};
+    return {op->sets, nullptr, columns_of(op->aggregates), false, (int)op->neighbours.cols, op->feats, op->grad_out, neighbours, op->out, op->winners, op->grad_feats, {op->weights, op->sets}};
 }
 
 extern "C" muvox_status muvox_aggregate_forward_cuda(muvox_context *ctx, const muvox_aggregate *op)
@@ -24,8 +24,8 @@ extern "C" muvox_status muvox_aggregate_forward_cuda(muvox_context *ctx, const m
 /* grad_weights[i,r] = dw[i,r] */
 template <typename R> struct store_dw {
     muvox_output grad;
-    template <typename A>
-    __device__ __forceinline__ void operator()(const A &a, const row_place &at, int64_t r, int64_t, R dw) const
+    template <typename A, typename W>
+    __device__ __forceinline__ void operator()(const A &a, const W &, const row_place &at, int r, int, R dw) const
     {
         store<R>(grad.data, grad.dtype, row_at(grad, a.sets, at.begin, at.set, at.i) + r, dw);
     }
@@ -37,7 +37,7 @@ extern "C" muvox_status muvox_aggregate_backward_cuda(muvox_context *ctx, const 
     const device_call call(ctx, "aggregate");
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "aggregate", "splits", &op->sets));
-    FORWARD(check_rows_grid(ctx, "aggregate", op->sets));
+    FORWARD(check_row_stride(ctx, "aggregate", "weights", op->weights.row_stride));
     if (!op->sets.rows) return MUVOX_OK;
     return with_dtype(op->feats.dtype, [&](auto element) {
         using T = decltype(element);

@@ -12,7 +12,8 @@
 
 /* One row: of all, its set, its number within it. */
 struct row_place {
-    int64_t row, set, begin, i, rows; /* begin, rows: of the set */
+    int64_t row, set, begin; /* begin: the first row of the set */
+    int     i, rows;         /* rows: how many the set has */
 };
 
 /* Weights that are given. */
@@ -20,38 +21,61 @@ template <typename R> struct given_weights {
     template <typename T> static constexpr bool fits = std::is_same<wide_t<T>, R>::value; /* computes in R */
     muvox_matrix weights;
     muvox_sets   sets;
-    __device__ __forceinline__ R operator()(const row_place &at, int64_t r, int64_t) const
+    struct in_set {
+        const void *data;
+        muvox_dtype dtype;
+        int64_t     first;
+        int         stride;
+        __device__ __forceinline__ R operator()(int i, int r, int) const
+        {
+            return load<R>(data, dtype, first + (int64_t)i * stride + r);
+        }
+    };
+    __device__ __forceinline__ in_set of(const row_place &at) const
     {
-        return load<R>(weights.data, weights.dtype, row_at(weights, sets, at.begin, at.set, at.i) + r);
+        return {weights.data, weights.dtype, row_at(weights, sets, at.begin, at.set, 0), (int)weights.row_stride};
     }
 };
 
-/* exp(−scale d²) u_j */
+/* exp(−scale d²) u_j; coords are in R. */
 template <typename R> struct gravnet_weights {
     template <typename T> static constexpr bool fits = std::is_same<wide_t<T>, R>::value;
     muvox_matrix coords, row_weights;
     muvox_sets   sets;
     R            scale;
-    __device__ __forceinline__ R decay(const row_place &at, int64_t j) const
-    {
-        const int64_t a = row_at(coords, sets, at.begin, at.set, at.i), b = row_at(coords, sets, at.begin, at.set, j);
-        R             sum = 0;
+    struct in_set {
+        const R *coords, *row_weights; /* row_weights NULL: 1 */
+        int      columns, stride, weight_stride;
+        R        scale;
+        __device__ __forceinline__ R decay(int i, int j) const
+        {
+            const R *const a = coords + (int64_t)i * stride, *const b = coords + (int64_t)j * stride;
+            R              sum = 0;
 
-        for (int64_t c = 0; c < coords.cols; c++) {
-            const R difference = load<R>(coords.data, coords.dtype, a + c) - load<R>(coords.data, coords.dtype, b + c);
+#pragma unroll 4
+            for (int c = 0; c < columns; c++) {
+                const R difference = a[c] - b[c];
 
-            sum = fused(difference, difference, sum);
+                sum = fused(difference, difference, sum);
+            }
+            return exp(-scale * sum);
         }
-        return exp(-scale * sum);
-    }
-    __device__ __forceinline__ R row_weight(const row_place &at, int64_t j) const
+        __device__ __forceinline__ R row_weight(int j) const
+        {
+            return row_weights ? row_weights[(int64_t)j * weight_stride] : (R)1;
+        }
+        __device__ __forceinline__ R operator()(int i, int, int j) const { return decay(i, j) * row_weight(j); }
+    };
+    __device__ __forceinline__ in_set of(const row_place &at) const
     {
-        if (!row_weights.data) return 1;
-        return static_cast<const R *>(row_weights.data)[row_at(row_weights, sets, at.begin, at.set, j)];
-    }
-    __device__ __forceinline__ R operator()(const row_place &at, int64_t, int64_t j) const
-    {
-        return decay(at, j) * row_weight(at, j);
+        const R *const u = (const R *)row_weights.data;
+
+        return {(const R *)coords.data + row_at(coords, sets, at.begin, at.set, 0),
+                u ? u + row_at(row_weights, sets, at.begin, at.set, 0) : nullptr,
+                (int)coords.cols,
+                (int)coords.row_stride,
+                (int)row_weights.row_stride,
+                scale};
     }
 };
 
@@ -81,43 +105,39 @@ inline aggregate_columns columns_of(muvox_aggregates kinds)
 
 template <typename W> struct aggregate_arguments {
     muvox_sets        sets;
+    const int32_t    *order; /* (N) the rows of each set, those near each other in turn, so that they share a cache; ~row of a
+                                masked one. NULL: as they are */
     aggregate_columns columns;
     bool              mean_by_k;
-    int64_t           k;
+    int               k;
     muvox_matrix      feats, grad_out;
     muvox_output      neighbours, out, winners, grad_feats;
     W                 weight;
 };
 
-template <int G> __device__ __forceinline__ unsigned group_mask()
+/* The row of this group of lanes; false if there is none. Its lanes must stay all the same: shuffles within groups name all
+ * lanes of the warp, or each would first have to find out who is there. */
+template <int G>
+__device__ __forceinline__ bool group_row(const muvox_sets &sets, const int32_t *order, row_place *at)
 {
-    if constexpr (G == WARP)
-        return ALL_LANES;
-    else
-        return ((1u << G % WARP) - 1) << (lane_id() / G * G);
-}
+    const int64_t place = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / G;
 
-/* The row of this group of lanes; false if there is none. */
-template <int G> __device__ __forceinline__ bool group_row(const muvox_sets &sets, row_place *at)
-{
-    at->row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / G;
-    if (at->row >= sets.rows) return false;
-    at->set = set_of_row(sets, at->row);
+    bool          there = place < sets.rows;
+
+    at->set = set_of_row(sets, there ? place : 0);
     at->begin = set_begin(sets, at->set);
-    at->i = at->row - at->begin;
-    at->rows = set_end(sets, at->set) - at->begin;
-    return at->i >= 0 && at->i < at->rows;
-}
-
-/* The neighbours of a row; outside(j): none there, or not in the set. */
-template <typename A> __device__ __forceinline__ const int32_t *neighbours_of(const A &a, const row_place &at)
-{
-    return static_cast<const int32_t *>(a.neighbours.data) + row_at(a.neighbours, a.sets, at.begin, at.set, at.i);
+    at->rows = (int)(set_end(sets, at->set) - at->begin);
+    there = there && place >= at->begin && place - at->begin < at->rows;
+    at->i = (int)(place - at->begin);
+    if (order && there) at->i = order[place] < 0 ? ~order[place] : order[place];
+    at->row = at->begin + at->i;
+    if (!there) *at = {0, 0, 0, 0, 0}; /* a row that there is, in a set without any */
+    return there;
 }
 
 __device__ __forceinline__ bool outside(const row_place &at, int32_t j)
 {
-    return j < 0 || j >= at.rows;
+    return (unsigned)j >= (unsigned)at.rows;
 }
 
 __device__ __forceinline__ void store_rank(const muvox_output &winners, int64_t at, int rank)
@@ -135,214 +155,236 @@ __device__ __forceinline__ int load_rank(const muvox_output &winners, int64_t at
                                      : static_cast<const int32_t *>(winners.data)[at];
 }
 
+/* Where the features of a lane begin, so that none of NF loads leaves the row: lanes past the last feature read it again. */
+template <int G, int NF> struct lane_features {
+    int at[NF];
+    __device__ __forceinline__ lane_features(int first, int F)
+    {
+#pragma unroll
+        for (int u = 0; u < NF; u++) at[u] = min(first + u * G + (int)(lane_id() % G), F - 1);
+    }
+};
+
 template <typename T, int G, int NF, typename W> __global__ void aggregate_rows(const aggregate_arguments<W> a)
 {
     using R = wide_t<T>;
-    const int     lane = (int)(lane_id() % G);
-    const int64_t F = a.feats.cols;
-    row_place     at;
+    const int lane = (int)(lane_id() % G), F = (int)a.feats.cols;
+    row_place at;
 
-    if (!group_row<G>(a.sets, &at)) return;
-    const int32_t *const near = neighbours_of(a, at);
-    const T *const       feats = static_cast<const T *>(a.feats.data) + row_at(a.feats, a.sets, at.begin, at.set, 0);
-    const int64_t        to = row_at(a.out, a.sets, at.begin, at.set, at.i);
-    const int64_t        wins = row_at(a.winners, a.sets, at.begin, at.set, at.i);
-    for (int64_t f0 = lane; f0 - lane < F; f0 += G * NF) {
-        R       sum[NF] = {};
-        best<R> largest[NF], largest_size[NF];
-        int     count = 0, first = -1;
+    const bool               there = group_row<G>(a.sets, a.order, &at);
+    const auto               weight = a.weight.of(at);
+    const set_rows<const T>  feats(a.feats, a.sets, at.begin, at.set);
+    const int32_t *const     near = set_rows<const int32_t>(a.neighbours, a.sets, at.begin, at.set)[at.i];
+    const int64_t            to = row_at(a.out, a.sets, at.begin, at.set, at.i);
+    const int64_t            wins = row_at(a.winners, a.sets, at.begin, at.set, at.i);
+    const bool               wants_max = a.columns.max >= 0, wants_absmax = a.columns.absmax >= 0;
+    for (int first = 0; first < F; first += G * NF) {
+        const lane_features<G, NF> f(first, F);
+        R                          sum[NF] = {};
+        best<R>                    largest[NF], largest_size[NF];
+        int                        count = 0, first_rank = -1;
 
-        for (int64_t r0 = 0; r0 < a.k; r0 += G) {
-            const int32_t listed = r0 + lane < a.k ? near[r0 + lane] : -1, mine = outside(at, listed) ? -1 : listed;
-            const R       my_weight = mine >= 0 ? a.weight(at, r0 + lane, mine) : (R)0;
-            const int     last = a.k - r0 < G ? (int)(a.k - r0) : G;
+        for (int r0 = 0; r0 < a.k; r0 += G) {
+            const int32_t listed = there && r0 + lane < a.k ? near[r0 + lane] : -1, mine = outside(at, listed) ? -1 : listed;
+            const R       my_weight = mine >= 0 ? weight(at.i, r0 + lane, mine) : (R)0;
+            const int     last = min(a.k - r0, G);
 
             for (int r = 0; r < last; r++) {
-                const int32_t j = __shfl_sync(group_mask<G>(), mine, r, G);
-                const R       w = __shfl_sync(group_mask<G>(), my_weight, r, G);
+                const int32_t j = __shfl_sync(ALL_LANES, mine, r, G);
+                const R       w = __shfl_sync(ALL_LANES, my_weight, r, G);
 
                 if (j < 0) continue;
-                const T *const row = feats + j * a.feats.row_stride + f0;
+                const T *const row = feats[j];
+                R              m[NF];
 
-                count++;
-                if (first < 0) first = (int)r0 + r;
 #pragma unroll
-                for (int u = 0; u < NF; u++) {
-                    if (f0 + u * G >= F) break;
-                    const R m = fused(w, widen(row[u * G]), (R)0); /* never −0 */
-
-                    sum[u] += m;
-                    if (a.columns.max >= 0) largest[u].meet(m, (int)r0 + r);
-                    if (a.columns.absmax >= 0) largest_size[u].meet(fabs(m), (int)r0 + r);
-                }
+                for (int u = 0; u < NF; u++) m[u] = fused(w, widen(row[f.at[u]]), (R)0); /* never −0 */
+#pragma unroll
+                for (int u = 0; u < NF; u++) sum[u] += m[u];
+                if (wants_max)
+#pragma unroll
+                    for (int u = 0; u < NF; u++) largest[u].meet(m[u], r0 + r);
+                if (wants_absmax)
+#pragma unroll
+                    for (int u = 0; u < NF; u++) largest_size[u].meet(fabs(m[u]), r0 + r);
+                count++;
+                if (first_rank < 0) first_rank = r0 + r;
             }
         }
         const R divisor = a.mean_by_k ? (R)a.k : (R)count;
 #pragma unroll
         for (int u = 0; u < NF; u++) {
-            const int64_t f = f0 + u * G;
-            T *const      out = static_cast<T *>(a.out.data) + to + f;
+            const int f_at = first + u * G + lane;
+            T *const  out = static_cast<T *>(a.out.data) + to + f_at;
 
-            if (f >= F) break;
-            largest[u].settle(first);
-            largest_size[u].settle(first);
-            if (a.winners.data && a.columns.max >= 0) store_rank(a.winners, wins + a.columns.max_winner * F + f, largest[u].index);
-            if (a.winners.data && a.columns.absmax >= 0)
-                store_rank(a.winners, wins + a.columns.absmax_winner * F + f, largest_size[u].index);
+            if (!there || f_at >= F) break;
+            largest[u].settle(first_rank);
+            largest_size[u].settle(first_rank);
+            if (a.winners.data && wants_max)
+                store_rank(a.winners, wins + a.columns.max_winner * F + f_at, largest[u].index);
+            if (a.winners.data && wants_absmax)
+                store_rank(a.winners, wins + a.columns.absmax_winner * F + f_at, largest_size[u].index);
             if (!a.out.data) continue;
             if (a.columns.mean >= 0) out[a.columns.mean * F] = narrow<T>(count ? sum[u] / divisor : (R)0);
-            if (a.columns.max >= 0) out[a.columns.max * F] = narrow<T>(largest[u].value);
-            if (a.columns.absmax >= 0) out[a.columns.absmax * F] = narrow<T>(largest_size[u].value);
+            if (wants_max) out[a.columns.max * F] = narrow<T>(largest[u].value);
+            if (wants_absmax) out[a.columns.absmax * F] = narrow<T>(largest_size[u].value);
             if (a.columns.sum >= 0) out[a.columns.sum * F] = narrow<T>(sum[u]);
         }
     }
 }
 
-/* What the mean of each row divides by: 1 where there is no neighbour, and no gradient either. */
-template <typename R, typename W> __global__ void write_divisors(const aggregate_arguments<W> a, R *divisors)
+/* 1 over what the mean of each row divides by; 0 where there is no neighbour, and no gradient either. */
+template <typename R, typename W> __global__ void write_shares(const aggregate_arguments<W> a, R *shares)
 {
     row_place at;
     int       count = 0;
 
-    if (!group_row<1>(a.sets, &at)) return;
-    const int32_t *const near = neighbours_of(a, at);
-    for (int64_t r = 0; r < a.k; r++) count += !outside(at, near[r]);
-    divisors[at.row] = a.mean_by_k ? (R)a.k : count ? (R)count : (R)1;
+    if (!group_row<1>(a.sets, nullptr, &at)) return;
+    const int32_t *const near = set_rows<const int32_t>(a.neighbours, a.sets, at.begin, at.set)[at.i];
+    for (int r = 0; r < a.k; r++) count += !outside(at, near[r]);
+    shares[at.row] = count == 0 ? (R)0 : a.mean_by_k ? 1 / (R)a.k : 1 / (R)count;
 }
 
 /* dw[i,r] = Σ_f dm[i,r,f] feats[j,f], 0 where there is no neighbour, handed to set_dw. */
 template <typename T, int G, int NF, typename W, typename S>
-__global__ void weight_gradients(const aggregate_arguments<W> a, const wide_t<T> *divisors, const S set_dw)
+__global__ void weight_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const S set_dw)
 {
     using R = wide_t<T>;
-    const int     lane = (int)(lane_id() % G);
-    const int64_t F = a.feats.cols;
-    const bool    several = F > G * NF; /* passes over the features: dw is summed up where it ends up */
-    row_place     at;
+    const int lane = (int)(lane_id() % G), F = (int)a.feats.cols;
+    row_place at;
 
-    if (!group_row<G>(a.sets, &at)) return;
-    const int32_t *const near = neighbours_of(a, at);
-    const T *const       feats = static_cast<const T *>(a.feats.data) + row_at(a.feats, a.sets, at.begin, at.set, 0);
-    const T *const       grad = static_cast<const T *>(a.grad_out.data) + row_at(a.grad_out, a.sets, at.begin, at.set, at.i);
-    const int64_t        wins = row_at(a.winners, a.sets, at.begin, at.set, at.i);
-    const R              share = 1 / divisors[at.row];
+    const bool              there = group_row<G>(a.sets, a.order, &at);
+    const auto              weight = a.weight.of(at);
+    const set_rows<const T> feats(a.feats, a.sets, at.begin, at.set);
+    const int32_t *const    near = set_rows<const int32_t>(a.neighbours, a.sets, at.begin, at.set)[at.i];
+    const T *const          grad = set_rows<const T>(a.grad_out, a.sets, at.begin, at.set)[at.i];
+    const int64_t           wins = row_at(a.winners, a.sets, at.begin, at.set, at.i);
+    const R                 share = shares[at.row];
+    const bool              wants_absmax = a.columns.absmax >= 0;
 
-    for (int64_t r0 = 0; r0 < a.k; r0 += G) {
-        const int32_t listed = r0 + lane < a.k ? near[r0 + lane] : -1, mine = outside(at, listed) ? -1 : listed;
-        const R       my_weight = mine >= 0 && a.columns.absmax >= 0 ? a.weight(at, r0 + lane, mine) : (R)0;
-        const int     last = a.k - r0 < G ? (int)(a.k - r0) : G;
+    for (int r0 = 0; r0 < a.k; r0 += G) {
+        const int32_t listed = there && r0 + lane < a.k ? near[r0 + lane] : -1, mine = outside(at, listed) ? -1 : listed;
+        const R       my_weight = mine >= 0 && wants_absmax ? weight(at.i, r0 + lane, mine) : (R)0;
+        const int     last = min(a.k - r0, G);
         R             dw = 0; /* of rank r0 + lane */
 
-        for (int64_t first = 0; first < F; first += G * NF) {
-            const int64_t f0 = first + lane;
-            R             even[NF], largest[NF], largest_size[NF]; /* gradients of what all ranks, and what winners, get */
-            int           winner[NF], winner_size[NF];
+        for (int first = 0; first < F; first += G * NF) {
+            const lane_features<G, NF> f(first, F);
+            R                          even[NF], largest[NF], largest_size[NF]; /* what all ranks, and what winners, get */
+            int                        winner[NF], winner_size[NF];
 
 #pragma unroll
             for (int u = 0; u < NF; u++) {
-                const int64_t f = f0 + u * G;
-
                 even[u] = largest[u] = largest_size[u] = 0;
                 winner[u] = winner_size[u] = -1;
-                if (f >= F) continue;
-                if (a.columns.mean >= 0) even[u] = widen(grad[a.columns.mean * F + f]) * share;
-                if (a.columns.sum >= 0) even[u] += widen(grad[a.columns.sum * F + f]);
+                if (!there || first + u * G + lane >= F) continue;
+                if (a.columns.mean >= 0) even[u] = widen(grad[a.columns.mean * F + f.at[u]]) * share;
+                if (a.columns.sum >= 0) even[u] += widen(grad[a.columns.sum * F + f.at[u]]);
                 if (a.columns.max >= 0) {
-                    largest[u] = widen(grad[a.columns.max * F + f]);
-                    winner[u] = load_rank(a.winners, wins + a.columns.max_winner * F + f);
+                    largest[u] = widen(grad[a.columns.max * F + f.at[u]]);
+                    winner[u] = load_rank(a.winners, wins + a.columns.max_winner * F + f.at[u]);
                 }
-                if (a.columns.absmax >= 0) {
-                    largest_size[u] = widen(grad[a.columns.absmax * F + f]);
-                    winner_size[u] = load_rank(a.winners, wins + a.columns.absmax_winner * F + f);
+                if (wants_absmax) {
+                    largest_size[u] = widen(grad[a.columns.absmax * F + f.at[u]]);
+                    winner_size[u] = load_rank(a.winners, wins + a.columns.absmax_winner * F + f.at[u]);
                 }
             }
             for (int r = 0; r < last; r++) {
-                const int32_t j = __shfl_sync(group_mask<G>(), mine, r, G);
-                const R       w = __shfl_sync(group_mask<G>(), my_weight, r, G);
-                const T      *row = feats + j * a.feats.row_stride + f0;
-                R             sum = 0;
+                const int32_t  j = __shfl_sync(ALL_LANES, mine, r, G);
+                const T *const row = feats[max(j, 0)];
+                R              sum = 0;
 
-                if (j >= 0)
+#pragma unroll
+                for (int u = 0; u < NF; u++) {
+                    const R x = widen(row[f.at[u]]);
+
+                    sum = fused(even[u] + (winner[u] == r0 + r ? largest[u] : (R)0), x, sum);
+                }
+                if (wants_absmax) {
+                    const R w = __shfl_sync(ALL_LANES, my_weight, r, G);
+
 #pragma unroll
                     for (int u = 0; u < NF; u++) {
-                        if (f0 + u * G >= F) break;
-                        const R x = widen(row[u * G]);
-                        R       dm = even[u] + (winner[u] == r0 + r ? largest[u] : (R)0);
+                        const R x = widen(row[f.at[u]]), m = w * x;
 
-                        if (winner_size[u] == r0 + r) dm += largest_size[u] * (R)((w * x > 0) - (w * x < 0));
-                        sum += dm * x;
+                        if (winner_size[u] == r0 + r) sum += largest_size[u] * (R)((m > 0) - (m < 0)) * x;
                     }
-                for (int step = G / 2; step; step /= 2) sum += __shfl_xor_sync(group_mask<G>(), sum, step, G);
-                if (lane == r) dw += sum;
+                }
+                for (int step = G / 2; step; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step, G);
+                if (lane == r && j >= 0) dw += sum;
             }
         }
-        (void)several;
-        if (r0 + lane < a.k) set_dw(a, at, r0 + lane, mine, dw);
+        if (there && r0 + lane < a.k) set_dw(a, weight, at, r0 + lane, mine, dw);
     }
 }
 
 /* grad_feats[j,f] = Σ w[i,r] dm[i,r,f] over the places that hold j, ascending. */
 template <typename T, int G, int NF, typename W, typename P>
-__global__ void feature_gradients(const aggregate_arguments<W> a, const wide_t<T> *divisors, const reverse_list<P> list)
+__global__ void feature_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const reverse_list<P> list)
 {
     using R = wide_t<T>;
-    const int     lane = (int)(lane_id() % G);
-    const int64_t F = a.feats.cols;
-    row_place     to;
+    const int lane = (int)(lane_id() % G), F = (int)a.feats.cols;
+    row_place to;
 
-    if (!group_row<G>(a.sets, &to)) return;
-    const int64_t  first = list.begins[to.row], end = list.begins[to.row + 1];
-    const T *const grads = static_cast<const T *>(a.grad_out.data) + row_at(a.grad_out, a.sets, to.begin, to.set, 0);
-    const int64_t  wins = row_at(a.winners, a.sets, to.begin, to.set, 0);
-    const T *const feats = static_cast<const T *>(a.feats.data) + row_at(a.feats, a.sets, to.begin, to.set, to.i);
-    T *const       result = static_cast<T *>(a.grad_feats.data) + row_at(a.grad_feats, a.sets, to.begin, to.set, to.i);
+    const bool              there = group_row<G>(a.sets, a.order, &to);
+    const int64_t           begin = there ? list.begins[to.row] : 0, end = there ? list.begins[to.row + 1] : 0;
+    const auto              weight = a.weight.of(to);
+    const set_rows<const T> grads(a.grad_out, a.sets, to.begin, to.set);
+    const int64_t           wins = row_at(a.winners, a.sets, to.begin, to.set, 0);
+    const int               won_stride = (int)a.winners.row_stride;
+    const T *const          feats = set_rows<const T>(a.feats, a.sets, to.begin, to.set)[to.i];
+    T *const                result = set_rows<T>(a.grad_feats, a.sets, to.begin, to.set)[to.i];
+    const int               mean = a.columns.mean * F, sums = a.columns.sum * F, max = a.columns.max * F;
+    const int               absmax = a.columns.absmax * F;
 
-    for (int64_t f0 = lane; f0 - lane < F; f0 += G * NF) {
-        R sum[NF] = {}, x[NF] = {};
+    for (int first = 0; first < F; first += G * NF) {
+        const lane_features<G, NF> f(first, F);
+        R                          sum[NF] = {};
 
-        if (a.columns.absmax >= 0)
-#pragma unroll
-            for (int u = 0; u < NF; u++)
-                if (f0 + u * G < F) x[u] = widen(feats[f0 + u * G]);
-        for (int64_t e0 = first; e0 < end; e0 += G) {
-            const int last = end - e0 < G ? (int)(end - e0) : G;
+        for (int64_t e0 = begin; __any_sync(ALL_LANES, e0 < end); e0 += G) {
+            const int last = e0 < end ? (int)(end - e0 < G ? end - e0 : G) : 0, longest = __reduce_max_sync(ALL_LANES, last);
             int       my_row = 0, my_rank = 0;
             R         my_weight = 0, my_share = 0;
 
             if (e0 + lane < end) {
-                row_place mine = to;
-
-                mine.row = list.row(e0 + lane);
-                mine.i = mine.row - to.begin;
-                my_row = (int)mine.i;
+                my_row = (int)(list.row(e0 + lane) - to.begin);
                 my_rank = list.rank(e0 + lane);
-                my_weight = a.weight(mine, my_rank, to.i);
-                my_share = my_weight / divisors[mine.row];
+                my_weight = weight(my_row, my_rank, to.i);
+                my_share = my_weight * shares[to.begin + my_row];
             }
-            for (int n = 0; n < last; n++) {
-                const R        w = __shfl_sync(group_mask<G>(), my_weight, n, G), share = __shfl_sync(group_mask<G>(), my_share, n, G);
-                const int      rank = __shfl_sync(group_mask<G>(), my_rank, n, G), i = __shfl_sync(group_mask<G>(), my_row, n, G);
-                const T *const grad = grads + i * a.grad_out.row_stride + f0;
-                const int64_t  won = wins + i * a.winners.row_stride + f0;
+            for (int n = 0; n < longest; n++) {
+                const R        w = __shfl_sync(ALL_LANES, my_weight, n, G);
+                const R        share = __shfl_sync(ALL_LANES, my_share, n, G);
+                const int      rank = __shfl_sync(ALL_LANES, my_rank, n, G);
+                const int      i = __shfl_sync(ALL_LANES, my_row, n, G);
+                if (n >= last) continue;
+                const T *const grad = grads[i];
+                const int64_t  won = wins + (int64_t)i * won_stride;
 
+                if (mean >= 0)
 #pragma unroll
-                for (int u = 0; u < NF; u++) {
-                    if (f0 + u * G >= F) break;
-                    if (a.columns.mean >= 0) sum[u] = fused(share, widen(grad[a.columns.mean * F + u * G]), sum[u]);
-                    if (a.columns.sum >= 0) sum[u] = fused(w, widen(grad[a.columns.sum * F + u * G]), sum[u]);
-                    if (a.columns.max >= 0 && load_rank(a.winners, won + a.columns.max_winner * F + u * G) == rank)
-                        sum[u] = fused(w, widen(grad[a.columns.max * F + u * G]), sum[u]);
-                    if (a.columns.absmax >= 0 && load_rank(a.winners, won + a.columns.absmax_winner * F + u * G) == rank) {
-                        const R m = w * x[u];
+                    for (int u = 0; u < NF; u++) sum[u] = fused(share, widen(grad[mean + f.at[u]]), sum[u]);
+                if (sums >= 0)
+#pragma unroll
+                    for (int u = 0; u < NF; u++) sum[u] = fused(w, widen(grad[sums + f.at[u]]), sum[u]);
+                if (max >= 0)
+#pragma unroll
+                    for (int u = 0; u < NF; u++)
+                        if (load_rank(a.winners, won + a.columns.max_winner * F + f.at[u]) == rank)
+                            sum[u] = fused(w, widen(grad[max + f.at[u]]), sum[u]);
+                if (absmax >= 0)
+#pragma unroll
+                    for (int u = 0; u < NF; u++)
+                        if (load_rank(a.winners, won + a.columns.absmax_winner * F + f.at[u]) == rank) {
+                            const R m = w * widen(feats[f.at[u]]);
 
-                        sum[u] = fused(w * (R)((m > 0) - (m < 0)), widen(grad[a.columns.absmax * F + u * G]), sum[u]);
-                    }
-                }
+                            sum[u] = fused(w * (R)((m > 0) - (m < 0)), widen(grad[absmax + f.at[u]]), sum[u]);
+                        }
             }
         }
 #pragma unroll
         for (int u = 0; u < NF; u++)
-            if (f0 + u * G < F) result[f0 + u * G] = narrow<T>(sum[u]);
+            if (there && first + u * G + lane < F) result[f.at[u]] = narrow<T>(sum[u]);
     }
 }
 
@@ -367,15 +409,20 @@ template <int G> unsigned group_blocks(const muvox_sets &sets)
     return blocks_for(sets.rows, THREADS / G);
 }
 
-inline muvox_status check_rows_grid(muvox_context *ctx, const char *op, const muvox_sets &sets)
+/* What all kernels here need of sizes and strides. */
+template <typename W> muvox_status check_launch(muvox_context *ctx, const char *op, const aggregate_arguments<W> &a)
 {
-    return check_grid(ctx, op, sets.rows / (THREADS / WARP) + 1);
+    FORWARD(check_grid(ctx, op, a.sets.rows / (THREADS / WARP) + 1));
+    FORWARD(check_row_stride(ctx, op, "feats", a.feats.row_stride));
+    FORWARD(check_row_stride(ctx, op, "neighbours", a.neighbours.row_stride));
+    FORWARD(check_row_stride(ctx, op, "winners", a.winners.row_stride));
+    return check_row_stride(ctx, op, "grad_out", a.grad_out.row_stride);
 }
 
 template <typename W>
 muvox_status aggregate_forward(muvox_context *ctx, const char *op_name, const aggregate_arguments<W> &a)
 {
-    FORWARD(check_rows_grid(ctx, op_name, a.sets));
+    FORWARD(check_launch(ctx, op_name, a));
     if (!a.sets.rows) return MUVOX_OK;
     return with_dtype(a.feats.dtype, [&](auto element) {
         using T = decltype(element);
@@ -399,20 +446,21 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
     using R = wide_t<T>;
     workspace hold(ctx);
 
+    FORWARD(check_launch(ctx, op_name, a));
     FORWARD(hold.take(op_name, a.sets.rows * (int64_t)sizeof(R)));
-    R *const divisors = hold.as<R>();
-    write_divisors<R><<<blocks_for(a.sets.rows, THREADS), THREADS, 0, stream_of(ctx)>>>(a, divisors);
+    R *const shares = hold.as<R>();
+    write_shares<R><<<blocks_for(a.sets.rows, THREADS), THREADS, 0, stream_of(ctx)>>>(a, shares);
     LAUNCHED();
     return with_group(a.feats.cols, [&](auto group, auto each) -> muvox_status {
         constexpr int  G = decltype(group)::value, NF = decltype(each)::value;
         const unsigned blocks = group_blocks<G>(a.sets);
 
         if (set_dw) {
-            weight_gradients<T, G, NF><<<blocks, THREADS, 0, stream_of(ctx)>>>(a, divisors, *set_dw);
+            weight_gradients<T, G, NF><<<blocks, THREADS, 0, stream_of(ctx)>>>(a, shares, *set_dw);
             LAUNCHED();
         }
         if (a.grad_feats.data) {
-            feature_gradients<T, G, NF><<<blocks, THREADS, 0, stream_of(ctx)>>>(a, divisors, list);
+            feature_gradients<T, G, NF><<<blocks, THREADS, 0, stream_of(ctx)>>>(a, shares, list);
             LAUNCHED();
         }
         return MUVOX_OK;

@@ -127,6 +127,18 @@ __device__ __forceinline__ int64_t row_at(const M &m, const muvox_sets &sets, in
     return sets.splits ? (begin + i) * m.row_stride : s * m.set_stride + i * m.row_stride;
 }
 
+/* The rows of one set of a matrix or output, whose strides within a set fit 32 bits: checked by check_row_stride. */
+template <typename T> struct set_rows {
+    T  *first;
+    int stride;
+    template <typename M>
+    __device__ __forceinline__ set_rows(const M &m, const muvox_sets &sets, int64_t begin, int64_t s)
+        : first((T *)m.data + row_at(m, sets, begin, s, 0)), stride((int)m.row_stride)
+    {
+    }
+    __device__ __forceinline__ T *operator[](int i) const { return first + (int64_t)i * stride; }
+};
+
 __device__ __forceinline__ bool row_valid(const muvox_matrix &mask, const muvox_sets &sets, int64_t begin, int64_t s,
                                           int64_t i)
 {

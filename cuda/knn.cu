@@ -20,11 +20,12 @@ extern "C" muvox_status muvox_knn_forward_cuda(muvox_context *ctx, const muvox_k
 
     FORWARD(check_knn_forward(ctx, op));
     const device_call call(ctx, "knn");
+    workspace         hold(ctx);
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "knn", "splits", &op->sets));
     if (op->options & MUVOX_QUERIES) FORWARD(check_splits_on_device(ctx, "knn", "query_splits", &op->query_sets));
     queries_of(op, &request.query_sets, &request.queries);
-    return search_neighbours(ctx, "knn", request);
+    return search_neighbours(ctx, "knn", request, &hold, nullptr);
 }
 
 template <typename R> static muvox_status backward(muvox_context *ctx, const muvox_knn *op)
@@ -36,7 +37,7 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
     queries_of(op, &query_sets, &queries);
     return with_places(query_sets.rows, op->k, [&](auto place) {
         using P = decltype(place);
-        pull_arguments<P> a = {op->sets, query_sets, op->coords, queries, op->neighbours, op->grad_distance2, 2, {}, op->grad_coords, !cross, true};
+        pull_arguments<P> a = {op->sets, query_sets, op->coords, queries, op->neighbours, op->grad_distance2, 2, nullptr, {}, op->grad_coords, !cross, true};
         workspace         hold(ctx);
 
         if (op->grad_coords.data) {

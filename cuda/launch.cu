@@ -55,6 +55,13 @@ muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, con
     return check_splits(ctx, op_name, name, &here);
 }
 
+muvox_status check_row_stride(muvox_context *ctx, const char *op, const char *name, int64_t row_stride)
+{
+    REQUIRE(row_stride <= INT32_MAX, MUVOX_UNSUPPORTED, "%s: rows of %s lie %lld elements apart, at most %d are supported",
+            op, name, static_cast<long long>(row_stride), INT32_MAX);
+    return MUVOX_OK;
+}
+
 muvox_status check_grid(muvox_context *ctx, const char *op, int64_t blocks)
 {
     REQUIRE(blocks <= INT32_MAX, MUVOX_UNSUPPORTED, "%s: the call needs %lld blocks of threads, at most %d are supported",

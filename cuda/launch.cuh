@@ -71,6 +71,9 @@ inline unsigned blocks_for(int64_t items, int64_t each)
 muvox_status check_splits_on_device(muvox_context *ctx, const char *op, const char *name,
                                      const muvox_sets *sets);
 
+/* Kernels count in 32 bits inside a set. */
+muvox_status check_row_stride(muvox_context *ctx, const char *op, const char *name, int64_t row_stride);
+
 /* Refuses what does not fit a grid: 2^31 − 1 blocks. */
 muvox_status check_grid(muvox_context *ctx, const char *op, int64_t blocks);
 

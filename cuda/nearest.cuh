@@ -67,6 +67,23 @@ template <> __device__ __forceinline__ void exchange<float>(place<float> &a, pla
     b.bits = second;
 }
 
+/* Numbers, none of them NaN. */
+__device__ __forceinline__ void exchange(float &a, float &b)
+{
+    const float first = fminf(a, b), second = fmaxf(a, b);
+
+    a = first;
+    b = second;
+}
+
+__device__ __forceinline__ void exchange(double &a, double &b)
+{
+    const double first = fmin(a, b), second = fmax(a, b);
+
+    a = first;
+    b = second;
+}
+
 /* The one that comes first. */
 template <typename R> __device__ __forceinline__ place<R> first_of(place<R> a, place<R> b)
 {
@@ -88,7 +105,7 @@ __host__ __device__ constexpr bool merges(int i, int step, int size)
 }
 
 /* One column of the sorting network after another, all indices known to the compiler. */
-template <int I, int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void merge_column(place<R> (&x)[N])
+template <int I, int STEP, int SIZE, typename X, int N> __device__ __forceinline__ void merge_column(X (&x)[N])
 {
     if constexpr (I + STEP < N) {
         if constexpr (merges(I, STEP, SIZE)) exchange(x[I], x[I + STEP]);
@@ -96,7 +113,7 @@ template <int I, int STEP, int SIZE, typename R, int N> __device__ __forceinline
     }
 }
 
-template <int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void merge_runs(place<R> (&x)[N])
+template <int STEP, int SIZE, typename X, int N> __device__ __forceinline__ void merge_runs(X (&x)[N])
 {
     if constexpr (STEP > 0) {
         merge_column<0, STEP, SIZE>(x);
@@ -105,7 +122,7 @@ template <int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void
 }
 
 /* Sorts N places, a power of two. */
-template <int SIZE = 1, typename R, int N> __device__ __forceinline__ void sort_places(place<R> (&x)[N])
+template <int SIZE = 1, typename X, int N> __device__ __forceinline__ void sort_places(X (&x)[N])
 {
     if constexpr (SIZE < N) {
         merge_runs<SIZE, SIZE>(x);
@@ -114,7 +131,7 @@ template <int SIZE = 1, typename R, int N> __device__ __forceinline__ void sort_
 }
 
 /* Sorts a sequence that rises, then falls. */
-template <int STEP, typename R, int N> __device__ __forceinline__ void sort_bitonic(place<R> (&x)[N])
+template <int STEP, typename X, int N> __device__ __forceinline__ void sort_bitonic(X (&x)[N])
 {
     if constexpr (STEP > 0) {
 #pragma unroll
@@ -125,9 +142,9 @@ template <int STEP, typename R, int N> __device__ __forceinline__ void sort_bito
 }
 
 /* Up to K places in registers, nearest first. With k < K the first K − k hold what nothing comes before. New places come in
- * groups of GROUP, which are sorted and merged in, except that short lists take them one by one. */
+ * groups, which are sorted and merged in. */
 template <typename R, int K> struct register_list {
-    static constexpr int GROUP = K <= 8 ? 1 : K <= 16 || sizeof(R) == 8 ? 8 : 16;
+    static constexpr int GROUP = K <= 8 ? 8 : 16;
     place<R>             places[K];
 
     __device__ __forceinline__ void clear(int64_t k, place<R> empty)
@@ -138,11 +155,6 @@ template <typename R, int K> struct register_list {
     __device__ __forceinline__ place<R> farthest() const { return places[K - 1]; }
     __device__ __forceinline__ void     insert(place<R> (&x)[GROUP]) /* places that are not there are empty ones */
     {
-        if constexpr (GROUP == 1) {
-#pragma unroll
-            for (int r = 0; r < K; r++) exchange(places[r], x[0]);
-            return;
-        }
         sort_places(x);
         /* The nearest of an ascending and a descending sequence, place by place, are the K nearest of both, first rising, then
          * falling: a bitonic sequence, which log K steps sort. */
@@ -156,6 +168,33 @@ template <typename R, int K> struct register_list {
 #pragma unroll
         for (int r = 0; r < K; r++)
             if (r >= K - (int)k) f(r - (K - (int)k), places[r]);
+    }
+};
+
+/* The distances alone of the K nearest, whose largest is the limit of a search: a third of the work of places. NaN and rows
+ * that do not count are put in as +inf. */
+template <typename R, int K> struct distance_list {
+    static constexpr int GROUP = K <= 16 ? 1 : 16;
+    R                    distances[K];
+
+    __device__ __forceinline__ void clear(int64_t k, R empty)
+    {
+#pragma unroll
+        for (int r = 0; r < K; r++) distances[r] = r < K - (int)k ? (R)-1 : empty;
+    }
+    __device__ __forceinline__ R    farthest() const { return distances[K - 1]; }
+    __device__ __forceinline__ void insert(R (&x)[GROUP])
+    {
+        if constexpr (GROUP == 1) {
+#pragma unroll
+            for (int r = K - 1; r > 0; r--) distances[r] = fmax(distances[r - 1], fmin(distances[r], x[0]));
+            distances[0] = fmin(distances[0], x[0]);
+        } else {
+            sort_places(x);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) distances[K - 1 - g] = fmin(distances[K - 1 - g], x[g]);
+            sort_bitonic<K / 2>(distances);
+        }
     }
 };
 

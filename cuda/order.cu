@@ -234,17 +234,33 @@ static muvox_status sort_rows(muvox_context *ctx, const char *op_name, const muv
     return sort_on_device<uint64_t>(ctx, op_name, c, sets, coords, mask, order);
 }
 
+static bool is_sorted(const muvox_sets &sets)
+{
+    return sets.rows && (sets.splits || sets.size > UNSORTED_ROWS);
+}
+
+muvox_status order_only(muvox_context *ctx, const char *op_name, const muvox_sets &sets, const muvox_matrix &coords,
+                        workspace *hold, const int32_t **order)
+{
+    const muvox_matrix none = {};
+
+    *order = nullptr;
+    if (!is_sorted(sets)) return MUVOX_OK;
+    FORWARD(hold->take(op_name, sets.rows * 4));
+    *order = hold->as<int32_t>();
+    return sort_rows(ctx, op_name, sets, coords, none, hold->as<int32_t>());
+}
+
 template <typename R>
 muvox_status order_rows(muvox_context *ctx, const char *op_name, const muvox_sets &sets, const muvox_matrix &coords,
                         const muvox_matrix &mask, int width, workspace *hold, ordered_rows<R> *rows)
 {
     const int64_t N = sets.rows, tiles = tile_count(sets, WARP);
-    const bool    sorted = sets.splits || sets.size > UNSORTED_ROWS;
     workspace     order(ctx);
 
     if (N == 0) return MUVOX_OK;
     FORWARD(check_grid(ctx, op_name, (tiles + TILE_WARPS - 1) / TILE_WARPS));
-    if (sorted) {
+    if (is_sorted(sets)) {
         FORWARD(order.take(op_name, N * 4));
         FORWARD(sort_rows(ctx, op_name, sets, coords, mask, order.as<int32_t>()));
     }

@@ -21,6 +21,10 @@ template <typename R> struct ordered_rows {
 /* Sets up to this size are not sorted: a search looks at all their rows. */
 enum { UNSORTED_ROWS = 256 };
 
+/* The order alone, as in ordered_rows::rows but for masked rows, into hold; NULL where rows are not sorted. */
+muvox_status order_only(muvox_context *ctx, const char *op, const muvox_sets &sets, const muvox_matrix &coords,
+                        workspace *hold, const int32_t **order);
+
 /* coords (N, d) with d <= width; what `rows` points to lives as long as `hold`. Memory: N (width · sizeof(R) + 4) bytes and
  * a little for the boxes; before that, while sorting, 24 N. */
 template <typename R>

@@ -165,8 +165,8 @@ template <typename R, int G> static __global__ void pool_rows_backward(const poo
     row_place     at;
     R             du = 0;
 
-    if (!group_row<G>(a.sets, &at)) return;
-    const bool    valid = row_valid(a.mask, a.sets, at.begin, at.set, at.i);
+    const bool    there = group_row<G>(a.sets, nullptr, &at);
+    const bool    valid = there && row_valid(a.mask, a.sets, at.begin, at.set, at.i);
     const R       u = a.row_weights.data ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, at.begin, at.set, at.i)] : (R)1;
     const R       total = a.totals[at.set];
     const int64_t from = at.set * a.grad_out.row_stride, x_at = row_at(a.x, a.sets, at.begin, at.set, at.i), to = row_at(a.grad_x, a.sets, at.begin, at.set, at.i);
@@ -193,11 +193,11 @@ template <typename R, int G> static __global__ void pool_rows_backward(const poo
                 dx += g * (R)((x > 0) - (x < 0));
             }
         }
-        if (a.grad_x.data) store<R>(a.grad_x.data, a.grad_x.dtype, to + f, dx);
+        if (there && a.grad_x.data) store<R>(a.grad_x.data, a.grad_x.dtype, to + f, dx);
     }
     if (!a.grad_row_weights.data) return;
-    for (int step = G / 2; step; step /= 2) du += __shfl_xor_sync(group_mask<G>(), du, step, G);
-    if (lane_id() % G == 0) static_cast<R *>(a.grad_row_weights.data)[row_at(a.grad_row_weights, a.sets, at.begin, at.set, at.i)] = du;
+    for (int step = G / 2; step; step /= 2) du += __shfl_xor_sync(ALL_LANES, du, step, G);
+    if (there && lane_id() % G == 0) static_cast<R *>(a.grad_row_weights.data)[row_at(a.grad_row_weights, a.sets, at.begin, at.set, at.i)] = du;
 }
 
 template <typename R> static muvox_status backward(muvox_context *ctx, const muvox_pool *op)
@@ -215,7 +215,7 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
 
     if (!means) x.cols = 1; /* for the sum of the weights one column is enough */
     FORWARD(forward<R>(ctx, {op->sets, MUVOX_MEAN, x, op->mask, op->row_weights, kept, {}, nullptr, totals}));
-    FORWARD(check_rows_grid(ctx, op_name, op->sets));
+    FORWARD(check_grid(ctx, op_name, op->sets.rows / (THREADS / WARP) + 1));
     return with_group(F, [&](auto group, auto) -> muvox_status {
         constexpr int G = decltype(group)::value;
 

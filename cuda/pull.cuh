@@ -14,6 +14,7 @@ template <typename P> struct pull_arguments {
     muvox_output    neighbours;
     muvox_matrix    pulls; /* (Q, k), p = factor · pulls; rows by query_sets */
     double          factor;
+    const int32_t  *order; /* of the gradient's rows, as in aggregate.cuh */
     reverse_list<P> list;
     muvox_output    grad;        /* of queries if only `own`, else of coords */
     bool            own, others; /* which of the sums */
@@ -22,42 +23,44 @@ template <typename P> struct pull_arguments {
 /* One thread for each number of the gradient. */
 template <typename R, typename P> __global__ void pull_rows(const pull_arguments<P> a)
 {
-    const int64_t     index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, d = a.coords.cols;
-    const int64_t     row = quotient(index, d), c = index - row * d;
+    const int         d = (int)a.coords.cols;
+    const int64_t     index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, place = quotient(index, d);
+    const int         c = (int)(index - place * d), k = (int)a.pulls.cols;
     const muvox_sets &sets = a.others ? a.sets : a.query_sets; /* the gradient's */
     R                 sum = 0;
 
-    if (row >= sets.rows) return;
-    const int64_t s = set_of_row(sets, row), begin = set_begin(sets, s), i = row - begin;
+    if (place >= sets.rows) return;
+    const int64_t s = set_of_row(sets, place), begin = set_begin(sets, s);
     const int64_t begin_coords = set_begin(a.sets, s), begin_queries = set_begin(a.query_sets, s);
+    const int     M = (int)(set_end(a.sets, s) - begin_coords);
 
-    if (i < 0 || row >= set_end(sets, s)) return; /* wrong splits leave it out */
-    const int64_t  coords = row_at(a.coords, a.sets, begin_coords, s, 0) + c;
-    const int64_t  queries = row_at(a.queries, a.query_sets, begin_queries, s, 0) + c;
-    const R *const pulls = static_cast<const R *>(a.pulls.data) + row_at(a.pulls, a.query_sets, begin_queries, s, 0);
+    if (place < begin || place >= set_end(sets, s)) return; /* wrong splits leave it out */
+    const int               listed = a.order ? a.order[place] : (int)(place - begin), i = listed < 0 ? ~listed : listed;
+    const int64_t           coords = row_at(a.coords, a.sets, begin_coords, s, 0) + c;
+    const int64_t           queries = row_at(a.queries, a.query_sets, begin_queries, s, 0) + c;
+    const int               stride = (int)a.coords.row_stride, query_stride = (int)a.queries.row_stride;
+    const set_rows<const R> pulls(a.pulls, a.query_sets, begin_queries, s);
     if (a.own) {
-        const R              x = load<R>(a.queries.data, a.queries.dtype, queries + i * a.queries.row_stride);
-        const int64_t        M = set_end(a.sets, s) - begin_coords;
-        const int32_t *const near = static_cast<const int32_t *>(a.neighbours.data) +
-                                    row_at(a.neighbours, a.query_sets, begin_queries, s, i);
+        const R              x = load<R>(a.queries.data, a.queries.dtype, queries + (int64_t)i * query_stride);
+        const R *const       p = pulls[i];
+        const int32_t *const near = set_rows<const int32_t>(a.neighbours, a.query_sets, begin_queries, s)[i];
 
-        for (int64_t r = 0; r < a.pulls.cols; r++) {
-            const int64_t j = near[r];
+        for (int r = 0; r < k; r++) {
+            const int j = near[r];
 
-            if (j < 0 || j >= M) continue;
-            sum += pulls[i * a.pulls.row_stride + r] *
-                   (x - load<R>(a.coords.data, a.coords.dtype, coords + j * a.coords.row_stride));
+            if ((unsigned)j >= (unsigned)M) continue;
+            sum += p[r] * (x - load<R>(a.coords.data, a.coords.dtype, coords + (int64_t)j * stride));
         }
     }
     if (a.others) {
-        const R       x = load<R>(a.coords.data, a.coords.dtype, coords + i * a.coords.row_stride);
-        const int64_t end = a.list.begins[row + 1];
+        const R       x = load<R>(a.coords.data, a.coords.dtype, coords + (int64_t)i * stride);
+        const int64_t end = a.list.begins[begin + i + 1];
 
-        for (int64_t e = a.list.begins[row]; e < end; e++) {
-            const int64_t by = a.list.row(e) - begin_queries;
+        for (int64_t e = a.list.begins[begin + i]; e < end; e++) {
+            const int by = (int)(a.list.row(e) - begin_queries);
 
-            sum -= pulls[by * a.pulls.row_stride + a.list.rank(e)] *
-                   (load<R>(a.queries.data, a.queries.dtype, queries + by * a.queries.row_stride) - x);
+            sum -= pulls[by][a.list.rank(e)] *
+                   (load<R>(a.queries.data, a.queries.dtype, queries + (int64_t)by * query_stride) - x);
         }
     }
     store<R>(a.grad.data, a.grad.dtype, row_at(a.grad, sets, begin, s, i) + c, (R)a.factor * sum);
@@ -70,6 +73,10 @@ muvox_status launch_pull(muvox_context *ctx, const char *op_name, const pull_arg
 
     if (!a.grad.data || !count) return MUVOX_OK;
     FORWARD(check_grid(ctx, op_name, (count + 255) / 256));
+    FORWARD(check_row_stride(ctx, op_name, "coords", a.coords.row_stride));
+    FORWARD(check_row_stride(ctx, op_name, "queries", a.queries.row_stride));
+    FORWARD(check_row_stride(ctx, op_name, "neighbours", a.neighbours.row_stride));
+    FORWARD(check_row_stride(ctx, op_name, "the gradient of distances", a.pulls.row_stride));
     pull_rows<R, P><<<blocks_for(count, 256), 256, 0, stream_of(ctx)>>>(a);
     LAUNCHED();
     return MUVOX_OK;

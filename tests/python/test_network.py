@@ -49,7 +49,7 @@ def training_step(function, net, x, splits, places):
     return [*results, *net.buffers()]
 
 
-@pytest.mark.parametrize("norm, ragged", [("lumin", False), ("batch", True)])
+@pytest.mark.parametrize("norm, ragged", [pytest.param("lumin", False, marks=pytest.mark.slow), ("batch", True)])
 def test_voxelnet_is_compiled_once(norm, ragged):
     """Forward and backward in training with other numbers of volumes, voxels and muons each time."""
     torch.manual_seed(1)
@@ -74,7 +74,9 @@ def test_voxelnet_is_compiled_once(norm, ragged):
     def function(net, x, splits, places):
         return net(x, splits, places)
 
-    assert_compiles_once(function, [partial(inputs, *sizes) for sizes in GRIDS], compare)
+    # Floats of modules are constants from the start: torch finds out only at the end of a first compilation.
+    with torch._dynamo.config.patch(specialize_float=True):
+        assert_compiles_once(function, [partial(inputs, *sizes) for sizes in GRIDS], compare)
 
 
 @pytest.mark.parametrize("norm", [mnn.RunningNorm, mnn.RunningBatchNorm1d])
@@ -204,7 +206,7 @@ def test_a_thousand_rows_of_a_jacobian_on_one_graph():
 
 
 @pytest.mark.parametrize(
-    "volumes, muons, rows, use_sa", [(100, 60, 64, False), (1, 2000, 64, True), (20, 60, 256, True)]
+    "volumes, muons, rows, use_sa", [(100, 60, 32, False), (1, 2000, 64, True), (20, 60, 128, True)]
 )
 def test_memory_of_many_rows_of_a_jacobian(volumes, muons, rows, use_sa):
     """No row has a copy of what the forward pass saved.
