@@ -206,7 +206,8 @@ def test_a_thousand_rows_of_a_jacobian_on_one_graph():
 
 
 @pytest.mark.parametrize(
-    "volumes, muons, rows, use_sa", [(100, 60, 32, False), (1, 2000, 64, True), (20, 60, 128, True)]
+    "volumes, muons, rows, use_sa",
+    [(100, 60, 32, False), (1, 2000, 64, True), pytest.param(20, 60, 128, True, marks=pytest.mark.slow)],
 )
 def test_memory_of_many_rows_of_a_jacobian(volumes, muons, rows, use_sa):
     """No row has a copy of what the forward pass saved.

@@ -394,8 +394,7 @@ def test_compiled(transform):
     assert_close([compiled(*inputs)], [functions[transform](*inputs)])
 
 
-@pytest.mark.parametrize("sets", [1, 4])
-@pytest.mark.parametrize("way", ["vmap", "is_grads_batched"])
+@pytest.mark.parametrize("sets, way", [(1, "vmap"), (4, "is_grads_batched")])
 def test_saved_tensors_are_not_copied(sets, way):
     """64 rows of a Jacobian to the coordinates: 10 MB; a copy of the saved features for each would be 650 MB."""
     program = f"""

@@ -11,7 +11,7 @@ import torch
 import muvox
 from cases.calls import ragged
 
-ROWS = 20_000  # one set; its pairs would take 1.6 GB
+ROWS = 14_000  # one set; its pairs would take 800 MB
 SPARE = 64e6
 
 # One fresh process for all. Writing 5 to clear_refs sets the high-water mark VmHWM back to what is resident.
