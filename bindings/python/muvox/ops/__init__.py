@@ -6,6 +6,9 @@ arguments. A set may be empty.
 Inputs are half, bfloat16, float or double; sums are kept in float, or in double for double. Rows and sets may have any
 stride, 0 included: what torch's expand makes is not copied. Columns that do not lie next to each other cost a copy. A wrong
 argument raises ValueError, or RuntimeError where it is found in C; both name the operator and the argument.
+
+attention, offset_attention and neighbour_attention have no CUDA kernels yet: NotImplementedError for CUDA tensors. That
+splits on a device are in order is checked only with MUVOX_CHECK=1 in the environment, as the call then waits for them.
 """
 
 from muvox.ops.aggregate import aggregate
