@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 MESON  := PATH="$(CURDIR)/$(BIN):$$PATH" meson
-C_FILES = $(shell find include ops bindings/torch tests/c -name '*.[ch]' -o -name '*.inc' -o -name '*.cpp' -o -name '*.hpp')
+C_FILES = $(shell find include ops cuda bindings/torch tests/c -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inc' -o -name '*.cpp' -o -name '*.hpp')
 # What goes into the installed package: a change here installs it again.
 PACKAGE := $(shell find include ops cuda bindings meson.build meson_options.txt muvox.map pyproject.toml -type f \
              -not -path '*/__pycache__/*') README.md

@@ -6,9 +6,25 @@
 
 template <typename R> static aggregate_arguments<given_weights<R>> arguments_of(const muvox_aggregate *op)
 {
-    const muvox_output neighbours = {const_cast<void *>(op->neighbours.data), op->neighbours.dtype, op->neighbours.rows, op->neighbours.cols, op->neighbours.row_stride, op->neighbours.set_stride};
+    const muvox_output neighbours = {const_cast<void *>(op->neighbours.data),
+                                     op->neighbours.dtype,
+                                     op->neighbours.rows,
+                                     op->neighbours.cols,
+                                     op->neighbours.row_stride,
+                                     op->neighbours.set_stride};
 
-    return {op->sets, nullptr, columns_of(op->aggregates), false, (int)op->neighbours.cols, op->feats, op->grad_out, neighbours, op->out, op->winners, op->grad_feats, {op->weights, op->sets}};
+    return {op->sets,
+            nullptr,
+            columns_of(op->aggregates),
+            false,
+            (int)op->neighbours.cols,
+            op->feats,
+            op->grad_out,
+            neighbours,
+            op->out,
+            op->winners,
+            op->grad_feats,
+            {op->weights, op->sets}};
 }
 
 extern "C" muvox_status muvox_aggregate_forward_cuda(muvox_context *ctx, const muvox_aggregate *op)

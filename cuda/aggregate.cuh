@@ -19,13 +19,13 @@ struct row_place {
 /* Weights that are given. */
 template <typename R> struct given_weights {
     template <typename T> static constexpr bool fits = std::is_same<wide_t<T>, R>::value; /* computes in R */
-    muvox_matrix weights;
-    muvox_sets   sets;
+    muvox_matrix                                weights;
+    muvox_sets                                  sets;
     struct in_set {
-        const void *data;
-        muvox_dtype dtype;
-        int64_t     first;
-        int         stride;
+        const void                  *data;
+        muvox_dtype                  dtype;
+        int64_t                      first;
+        int                          stride;
         __device__ __forceinline__ R operator()(int i, int r, int) const
         {
             return load<R>(data, dtype, first + (int64_t)i * stride + r);
@@ -40,17 +40,17 @@ template <typename R> struct given_weights {
 /* exp(−scale d²) u_j; coords are in R. */
 template <typename R> struct gravnet_weights {
     template <typename T> static constexpr bool fits = std::is_same<wide_t<T>, R>::value;
-    muvox_matrix coords, row_weights;
-    muvox_sets   sets;
-    R            scale;
+    muvox_matrix                                coords, row_weights;
+    muvox_sets                                  sets;
+    R                                           scale;
     struct in_set {
-        const R *coords, *row_weights; /* row_weights NULL: 1 */
-        int      columns, stride, weight_stride;
-        R        scale;
+        const R                     *coords, *row_weights; /* row_weights NULL: 1 */
+        int                          columns, stride, weight_stride;
+        R                            scale;
         __device__ __forceinline__ R decay(int i, int j) const
         {
             const R *const a = coords + (int64_t)i * stride, *const b = coords + (int64_t)j * stride;
-            R              sum = 0;
+            R sum = 0;
 
 #pragma unroll 4
             for (int c = 0; c < columns; c++) {
@@ -64,7 +64,10 @@ template <typename R> struct gravnet_weights {
         {
             return row_weights ? row_weights[(int64_t)j * weight_stride] : (R)1;
         }
-        __device__ __forceinline__ R operator()(int i, int, int j) const { return decay(i, j) * row_weight(j); }
+        __device__ __forceinline__ R operator()(int i, int, int j) const
+        {
+            return decay(i, j) * row_weight(j);
+        }
     };
     __device__ __forceinline__ in_set of(const row_place &at) const
     {
@@ -104,8 +107,9 @@ inline aggregate_columns columns_of(muvox_aggregates kinds)
 }
 
 template <typename W> struct aggregate_arguments {
-    muvox_sets        sets;
-    const int32_t    *order; /* (N) the rows of each set, those near each other in turn, so that they share a cache; ~row of a
+    muvox_sets sets;
+    const int32_t
+        *order; /* (N) the rows of each set, those near each other in turn, so that they share a cache; ~row of a
                                 masked one. NULL: as they are */
     aggregate_columns columns;
     bool              mean_by_k;
@@ -115,14 +119,19 @@ template <typename W> struct aggregate_arguments {
     W                 weight;
 };
 
-/* The row of this group of lanes; false if there is none. Its lanes must stay all the same: shuffles within groups name all
- * lanes of the warp, or each would first have to find out who is there. */
-template <int G>
-__device__ __forceinline__ bool group_row(const muvox_sets &sets, const int32_t *order, row_place *at)
+/* The lanes of this group, for loops in which groups go their own ways. */
+template <int G> __device__ __forceinline__ unsigned group_mask()
+{
+    return G == WARP ? ALL_LANES : ((1u << G % WARP) - 1) << (lane_id() / G * G);
+}
+
+/* The row of this group of lanes; false if there is none. Its lanes stay all the same where shuffles name
+ * all lanes of the warp: with fewer each would first have to find out who is there. */
+template <int G> __device__ __forceinline__ bool group_row(const muvox_sets &sets, const int32_t *order, row_place *at)
 {
     const int64_t place = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / G;
 
-    bool          there = place < sets.rows;
+    bool there = place < sets.rows;
 
     at->set = set_of_row(sets, there ? place : 0);
     at->begin = set_begin(sets, at->set);
@@ -157,7 +166,7 @@ __device__ __forceinline__ int load_rank(const muvox_output &winners, int64_t at
 
 /* Where the features of a lane begin, so that none of NF loads leaves the row: lanes past the last feature read it again. */
 template <int G, int NF> struct lane_features {
-    int at[NF];
+    int                        at[NF];
     __device__ __forceinline__ lane_features(int first, int F)
     {
 #pragma unroll
@@ -171,13 +180,13 @@ template <typename T, int G, int NF, typename W> __global__ void aggregate_rows(
     const int lane = (int)(lane_id() % G), F = (int)a.feats.cols;
     row_place at;
 
-    const bool               there = group_row<G>(a.sets, a.order, &at);
-    const auto               weight = a.weight.of(at);
-    const set_rows<const T>  feats(a.feats, a.sets, at.begin, at.set);
-    const int32_t *const     near = set_rows<const int32_t>(a.neighbours, a.sets, at.begin, at.set)[at.i];
-    const int64_t            to = row_at(a.out, a.sets, at.begin, at.set, at.i);
-    const int64_t            wins = row_at(a.winners, a.sets, at.begin, at.set, at.i);
-    const bool               wants_max = a.columns.max >= 0, wants_absmax = a.columns.absmax >= 0;
+    const bool              there = group_row<G>(a.sets, a.order, &at);
+    const auto              weight = a.weight.of(at);
+    const set_rows<const T> feats(a.feats, a.sets, at.begin, at.set);
+    const int32_t *const    near = set_rows<const int32_t>(a.neighbours, a.sets, at.begin, at.set)[at.i];
+    const int64_t           to = row_at(a.out, a.sets, at.begin, at.set, at.i);
+    const int64_t           wins = row_at(a.winners, a.sets, at.begin, at.set, at.i);
+    const bool              wants_max = a.columns.max >= 0, wants_absmax = a.columns.absmax >= 0;
     for (int first = 0; first < F; first += G * NF) {
         const lane_features<G, NF> f(first, F);
         R                          sum[NF] = {};
@@ -185,9 +194,10 @@ template <typename T, int G, int NF, typename W> __global__ void aggregate_rows(
         int                        count = 0, first_rank = -1;
 
         for (int r0 = 0; r0 < a.k; r0 += G) {
-            const int32_t listed = there && r0 + lane < a.k ? near[r0 + lane] : -1, mine = outside(at, listed) ? -1 : listed;
-            const R       my_weight = mine >= 0 ? weight(at.i, r0 + lane, mine) : (R)0;
-            const int     last = min(a.k - r0, G);
+            const int32_t listed = there && r0 + lane < a.k ? near[r0 + lane] : -1,
+                          mine = outside(at, listed) ? -1 : listed;
+            const R   my_weight = mine >= 0 ? weight(at.i, r0 + lane, mine) : (R)0;
+            const int last = min(a.k - r0, G);
 
             for (int r = 0; r < last; r++) {
                 const int32_t j = __shfl_sync(ALL_LANES, mine, r, G);
@@ -263,15 +273,16 @@ __global__ void weight_gradients(const aggregate_arguments<W> a, const wide_t<T>
     const bool              wants_absmax = a.columns.absmax >= 0;
 
     for (int r0 = 0; r0 < a.k; r0 += G) {
-        const int32_t listed = there && r0 + lane < a.k ? near[r0 + lane] : -1, mine = outside(at, listed) ? -1 : listed;
-        const R       my_weight = mine >= 0 && wants_absmax ? weight(at.i, r0 + lane, mine) : (R)0;
-        const int     last = min(a.k - r0, G);
-        R             dw = 0; /* of rank r0 + lane */
+        const int32_t listed = there && r0 + lane < a.k ? near[r0 + lane] : -1,
+                      mine = outside(at, listed) ? -1 : listed;
+        const R   my_weight = mine >= 0 && wants_absmax ? weight(at.i, r0 + lane, mine) : (R)0;
+        const int last = min(a.k - r0, G);
+        R         dw = 0; /* of rank r0 + lane */
 
         for (int first = 0; first < F; first += G * NF) {
             const lane_features<G, NF> f(first, F);
-            R                          even[NF], largest[NF], largest_size[NF]; /* what all ranks, and what winners, get */
-            int                        winner[NF], winner_size[NF];
+            R   even[NF], largest[NF], largest_size[NF]; /* what all ranks, and what winners, get */
+            int winner[NF], winner_size[NF];
 
 #pragma unroll
             for (int u = 0; u < NF; u++) {
@@ -318,31 +329,31 @@ __global__ void weight_gradients(const aggregate_arguments<W> a, const wide_t<T>
     }
 }
 
-/* grad_feats[j,f] = Σ w[i,r] dm[i,r,f] over the places that hold j, ascending. */
-template <typename T, int G, int NF, typename W, typename P>
+/* grad_feats[j,f] = Σ w[i,r] dm[i,r,f] over the places that hold j, ascending. RANK is the type of the winners. */
+template <typename T, int G, int NF, typename RANK, typename W, typename P>
 __global__ void feature_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const reverse_list<P> list)
 {
     using R = wide_t<T>;
     const int lane = (int)(lane_id() % G), F = (int)a.feats.cols;
     row_place to;
 
-    const bool              there = group_row<G>(a.sets, a.order, &to);
-    const int64_t           begin = there ? list.begins[to.row] : 0, end = there ? list.begins[to.row + 1] : 0;
-    const auto              weight = a.weight.of(to);
-    const set_rows<const T> grads(a.grad_out, a.sets, to.begin, to.set);
-    const int64_t           wins = row_at(a.winners, a.sets, to.begin, to.set, 0);
-    const int               won_stride = (int)a.winners.row_stride;
-    const T *const          feats = set_rows<const T>(a.feats, a.sets, to.begin, to.set)[to.i];
-    T *const                result = set_rows<T>(a.grad_feats, a.sets, to.begin, to.set)[to.i];
-    const int               mean = a.columns.mean * F, sums = a.columns.sum * F, max = a.columns.max * F;
-    const int               absmax = a.columns.absmax * F;
+    const bool                 there = group_row<G>(a.sets, a.order, &to);
+    const int64_t              begin = there ? list.begins[to.row] : 0, end = there ? list.begins[to.row + 1] : 0;
+    const auto                 weight = a.weight.of(to);
+    const set_rows<const T>    grads(a.grad_out, a.sets, to.begin, to.set);
+    const set_rows<const RANK> winners(a.winners, a.sets, to.begin, to.set);
+    const int                  max_winner = a.columns.max_winner * F, absmax_winner = a.columns.absmax_winner * F;
+    const T *const             feats = set_rows<const T>(a.feats, a.sets, to.begin, to.set)[to.i];
+    T *const                   result = set_rows<T>(a.grad_feats, a.sets, to.begin, to.set)[to.i];
+    const int                  mean = a.columns.mean * F, sums = a.columns.sum * F, max = a.columns.max * F;
+    const int                  absmax = a.columns.absmax * F;
 
     for (int first = 0; first < F; first += G * NF) {
         const lane_features<G, NF> f(first, F);
         R                          sum[NF] = {};
 
-        for (int64_t e0 = begin; __any_sync(ALL_LANES, e0 < end); e0 += G) {
-            const int last = e0 < end ? (int)(end - e0 < G ? end - e0 : G) : 0, longest = __reduce_max_sync(ALL_LANES, last);
+        for (int64_t e0 = begin; e0 < end; e0 += G) {
+            const int last = (int)(end - e0 < G ? end - e0 : G);
             int       my_row = 0, my_rank = 0;
             R         my_weight = 0, my_share = 0;
 
@@ -352,14 +363,13 @@ __global__ void feature_gradients(const aggregate_arguments<W> a, const wide_t<T
                 my_weight = weight(my_row, my_rank, to.i);
                 my_share = my_weight * shares[to.begin + my_row];
             }
-            for (int n = 0; n < longest; n++) {
-                const R        w = __shfl_sync(ALL_LANES, my_weight, n, G);
-                const R        share = __shfl_sync(ALL_LANES, my_share, n, G);
-                const int      rank = __shfl_sync(ALL_LANES, my_rank, n, G);
-                const int      i = __shfl_sync(ALL_LANES, my_row, n, G);
-                if (n >= last) continue;
-                const T *const grad = grads[i];
-                const int64_t  won = wins + (int64_t)i * won_stride;
+            for (int n = 0; n < last; n++) {
+                const R           w = __shfl_sync(group_mask<G>(), my_weight, n, G);
+                const R           share = __shfl_sync(group_mask<G>(), my_share, n, G);
+                const int         rank = __shfl_sync(group_mask<G>(), my_rank, n, G);
+                const int         i = __shfl_sync(group_mask<G>(), my_row, n, G);
+                const T *const    grad = grads[i];
+                const RANK *const won = winners[i];
 
                 if (mean >= 0)
 #pragma unroll
@@ -370,12 +380,11 @@ __global__ void feature_gradients(const aggregate_arguments<W> a, const wide_t<T
                 if (max >= 0)
 #pragma unroll
                     for (int u = 0; u < NF; u++)
-                        if (load_rank(a.winners, won + a.columns.max_winner * F + f.at[u]) == rank)
-                            sum[u] = fused(w, widen(grad[max + f.at[u]]), sum[u]);
+                        if (won[max_winner + f.at[u]] == rank) sum[u] = fused(w, widen(grad[max + f.at[u]]), sum[u]);
                 if (absmax >= 0)
 #pragma unroll
                     for (int u = 0; u < NF; u++)
-                        if (load_rank(a.winners, won + a.columns.absmax_winner * F + f.at[u]) == rank) {
+                        if (won[absmax_winner + f.at[u]] == rank) {
                             const R m = w * widen(feats[f.at[u]]);
 
                             sum[u] = fused(w * (R)((m > 0) - (m < 0)), widen(grad[absmax + f.at[u]]), sum[u]);
@@ -460,7 +469,10 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
             LAUNCHED();
         }
         if (a.grad_feats.data) {
-            feature_gradients<T, G, NF><<<blocks, THREADS, 0, stream_of(ctx)>>>(a, shares, list);
+            if (a.winners.dtype == MUVOX_U8)
+                feature_gradients<T, G, NF, uint8_t><<<blocks, THREADS, 0, stream_of(ctx)>>>(a, shares, list);
+            else
+                feature_gradients<T, G, NF, int32_t><<<blocks, THREADS, 0, stream_of(ctx)>>>(a, shares, list);
             LAUNCHED();
         }
         return MUVOX_OK;

@@ -39,7 +39,7 @@ __device__ __forceinline__ double widen(double x)
 
 /* Rounds to nearest even. */
 template <typename T> __device__ __forceinline__ T narrow(wide_t<T> x);
-template <> __device__ __forceinline__ __half narrow<__half>(float x)
+template <> __device__ __forceinline__ __half      narrow<__half>(float x)
 {
     return __float2half_rn(x);
 }
@@ -136,7 +136,10 @@ template <typename T> struct set_rows {
         : first((T *)m.data + row_at(m, sets, begin, s, 0)), stride((int)m.row_stride)
     {
     }
-    __device__ __forceinline__ T *operator[](int i) const { return first + (int64_t)i * stride; }
+    __device__ __forceinline__ T *operator[](int i) const
+    {
+        return first + (int64_t)i * stride;
+    }
 };
 
 __device__ __forceinline__ bool row_valid(const muvox_matrix &mask, const muvox_sets &sets, int64_t begin, int64_t s,

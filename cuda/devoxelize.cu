@@ -47,14 +47,16 @@ extern "C" muvox_status muvox_devoxelize_forward_cuda(muvox_context *ctx, const 
 template <typename T, typename P> static __global__ void voxel_gradients(muvox_devoxelize op, reverse_list<P> list)
 {
     using R = wide_t<T>;
-    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, s = quotient(index, C), c = index - s * C;
-    R             sum = 0;
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, s = quotient(index, C),
+                  c = index - s * C;
+    R sum = 0;
 
     if (s >= op.feats.rows) return;
     for (int64_t e = list.begins[s]; e < list.begins[s + 1]; e++) {
         const int64_t n = list.row(e);
 
-        sum += weight_of<R>(op, n, list.rank(e)) * widen(static_cast<const T *>(op.grad_out.data)[n * op.grad_out.row_stride + c]);
+        sum += weight_of<R>(op, n, list.rank(e)) *
+               widen(static_cast<const T *>(op.grad_out.data)[n * op.grad_out.row_stride + c]);
     }
     static_cast<T *>(op.grad_feats.data)[s * op.grad_feats.row_stride + c] = narrow<T>(sum);
 }
@@ -75,7 +77,8 @@ template <typename T> static __global__ void weight_gradients(muvox_devoxelize o
                 sum += widen(static_cast<const T *>(op.grad_out.data)[n * op.grad_out.row_stride + c]) *
                        widen(static_cast<const T *>(op.feats.data)[s * op.feats.row_stride + c]);
         for (int step = WARP / 2; step; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-        if (lane_id() == 0) store<R>(op.grad_weights.data, op.grad_weights.dtype, n * op.grad_weights.row_stride + k, sum);
+        if (lane_id() == 0)
+            store<R>(op.grad_weights.data, op.grad_weights.dtype, n * op.grad_weights.row_stride + k, sum);
     }
 }
 

@@ -9,8 +9,7 @@
 
 template <typename R> static constexpr muvox_dtype DTYPE = sizeof(R) == 8 ? MUVOX_F64 : MUVOX_F32;
 
-template <typename R>
-static __global__ void widen_rows(muvox_sets sets, muvox_matrix m, R *to)
+template <typename R> static __global__ void widen_rows(muvox_sets sets, muvox_matrix m, R *to)
 {
     const int64_t number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = quotient(number, m.cols);
     row_place     at;
@@ -43,9 +42,18 @@ template <typename R>
 static aggregate_arguments<gravnet_weights<R>> arguments_of(const muvox_gravnet *op, const muvox_output &neighbours,
                                                             const muvox_matrix &coords, const int32_t *order)
 {
-    return {op->sets,       order,       columns_of(op->aggregates), (op->options & MUVOX_MEAN_BY_K) != 0,
-            (int)op->k,     op->feats,   op->grad_out,               neighbours,
-            op->out,        op->winners, op->grad_feats,             {coords, op->row_weights, op->sets, (R)op->scale}};
+    return {op->sets,
+            order,
+            columns_of(op->aggregates),
+            (op->options & MUVOX_MEAN_BY_K) != 0,
+            (int)op->k,
+            op->feats,
+            op->grad_out,
+            neighbours,
+            op->out,
+            op->winners,
+            op->grad_feats,
+            {coords, op->row_weights, op->sets, (R)op->scale}};
 }
 
 template <typename R>
@@ -86,7 +94,8 @@ extern "C" muvox_status muvox_gravnet_forward_cuda(muvox_context *ctx, const muv
 template <typename R> struct keep_dw {
     R *decayed, *weighted; /* null: not needed */
     template <typename A, typename W>
-    __device__ __forceinline__ void operator()(const A &a, const W &weight, const row_place &at, int r, int j, R dw) const
+    __device__ __forceinline__ void operator()(const A &a, const W &weight, const row_place &at, int r, int j,
+                                               R dw) const
     {
         const R kept = j < 0 ? (R)0 : weight.decay(at.i, j) * dw;
 
@@ -146,8 +155,7 @@ extern "C" muvox_status muvox_gravnet_backward_cuda(muvox_context *ctx, const mu
     FORWARD(check_splits_on_device(ctx, "gravnet", "splits", &op->sets));
     if (!op->sets.rows) return MUVOX_OK;
     return with_dtype(op->feats.dtype, [&](auto element) {
-        return with_places(op->sets.rows, op->k, [&](auto place) {
-            return backward<decltype(element), decltype(place)>(ctx, op);
-        });
+        return with_places(op->sets.rows, op->k,
+                           [&](auto place) { return backward<decltype(element), decltype(place)>(ctx, op); });
     });
 }

@@ -16,7 +16,9 @@ static void queries_of(const muvox_knn *op, muvox_sets *sets, muvox_matrix *quer
 
 extern "C" muvox_status muvox_knn_forward_cuda(muvox_context *ctx, const muvox_knn *op)
 {
-    search_request request = {op->sets, {}, op->coords, {}, op->mask, op->k, op->options, op->max_radius, op->neighbours, op->distance2, op->counts};
+    search_request request = {
+        op->sets,      {},        op->coords, {}, op->mask, op->k, op->options, op->max_radius, op->neighbours,
+        op->distance2, op->counts};
 
     FORWARD(check_knn_forward(ctx, op));
     const device_call call(ctx, "knn");
@@ -37,7 +39,8 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
     queries_of(op, &query_sets, &queries);
     return with_places(query_sets.rows, op->k, [&](auto place) {
         using P = decltype(place);
-        pull_arguments<P> a = {op->sets, query_sets, op->coords, queries, op->neighbours, op->grad_distance2, 2, nullptr, {}, op->grad_coords, !cross, true};
+        pull_arguments<P> a = {op->sets, query_sets, op->coords, queries,         op->neighbours, op->grad_distance2,
+                               2,        nullptr,    {},         op->grad_coords, !cross,         true};
         workspace         hold(ctx);
 
         if (op->grad_coords.data) {

@@ -40,8 +40,7 @@ void workspace::give_back()
     block = nullptr;
 }
 
-muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, const char *name,
-                                     const muvox_sets *sets)
+muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, const char *name, const muvox_sets *sets)
 {
     const char *const wanted = getenv("MUVOX_CHECK");
 
@@ -49,7 +48,8 @@ muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, con
     std::vector<int64_t> splits(static_cast<size_t>(sets->count) + 1);
     muvox_sets           here = *sets;
 
-    CUDA(cudaMemcpyAsync(splits.data(), sets->splits, splits.size() * sizeof(int64_t), cudaMemcpyDeviceToHost, stream_of(ctx)));
+    CUDA(cudaMemcpyAsync(splits.data(), sets->splits, splits.size() * sizeof(int64_t), cudaMemcpyDeviceToHost,
+                         stream_of(ctx)));
     CUDA(cudaStreamSynchronize(stream_of(ctx)));
     here.splits = splits.data();
     return check_splits(ctx, op_name, name, &here);
@@ -57,14 +57,16 @@ muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, con
 
 muvox_status check_row_stride(muvox_context *ctx, const char *op, const char *name, int64_t row_stride)
 {
-    REQUIRE(row_stride <= INT32_MAX, MUVOX_UNSUPPORTED, "%s: rows of %s lie %lld elements apart, at most %d are supported",
-            op, name, static_cast<long long>(row_stride), INT32_MAX);
+    REQUIRE(row_stride <= INT32_MAX, MUVOX_UNSUPPORTED,
+            "%s: rows of %s lie %lld elements apart, at most %d are supported", op, name,
+            static_cast<long long>(row_stride), INT32_MAX);
     return MUVOX_OK;
 }
 
 muvox_status check_grid(muvox_context *ctx, const char *op, int64_t blocks)
 {
-    REQUIRE(blocks <= INT32_MAX, MUVOX_UNSUPPORTED, "%s: the call needs %lld blocks of threads, at most %d are supported",
-            op, static_cast<long long>(blocks), INT32_MAX);
+    REQUIRE(blocks <= INT32_MAX, MUVOX_UNSUPPORTED,
+            "%s: the call needs %lld blocks of threads, at most %d are supported", op, static_cast<long long>(blocks),
+            INT32_MAX);
     return MUVOX_OK;
 }

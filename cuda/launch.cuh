@@ -16,8 +16,9 @@ muvox_status device_status(muvox_context *ctx, const char *op, cudaError_t error
 #define LAUNCHED() CUDA(cudaGetLastError())
 
 /* Makes the context's device the current one for the length of a call, under an NVTX range with the operator's name. */
-class device_call {
-public:
+class device_call
+{
+  public:
     device_call(muvox_context *ctx, const char *op)
     {
         nvtxRangePushA(op);
@@ -34,23 +35,32 @@ public:
     }
     muvox_status status;
 
-private:
+  private:
     int  before = 0;
     bool changed = false;
 };
 
 /* A block of device memory, in stream order: what a later call allocates may lie in what this one has given back. */
-class workspace {
-public:
-    workspace(muvox_context *ctx) : ctx(ctx) {}
-    ~workspace() { give_back(); }
+class workspace
+{
+  public:
+    workspace(muvox_context *ctx) : ctx(ctx)
+    {
+    }
+    ~workspace()
+    {
+        give_back();
+    }
     workspace(const workspace &) = delete;
-    workspace   &operator=(const workspace &) = delete;
-    muvox_status take(const char *op, int64_t bytes);
-    void         give_back();
-    template <typename T> T *as() const { return static_cast<T *>(block); }
+    workspace               &operator=(const workspace &) = delete;
+    muvox_status             take(const char *op, int64_t bytes);
+    void                     give_back();
+    template <typename T> T *as() const
+    {
+        return static_cast<T *>(block);
+    }
 
-private:
+  private:
     muvox_context *ctx;
     void          *block = nullptr;
 };
@@ -68,8 +78,7 @@ inline unsigned blocks_for(int64_t items, int64_t each)
 
 /* With MUVOX_CHECK=1 in the environment: reads splits back and refuses wrong ones, as on the CPU. The call then waits for the
  * device. Without, wrong splits give wrong results, but no access outside the rows. */
-muvox_status check_splits_on_device(muvox_context *ctx, const char *op, const char *name,
-                                     const muvox_sets *sets);
+muvox_status check_splits_on_device(muvox_context *ctx, const char *op, const char *name, const muvox_sets *sets);
 
 /* Kernels count in 32 bits inside a set. */
 muvox_status check_row_stride(muvox_context *ctx, const char *op, const char *name, int64_t row_stride);

@@ -19,28 +19,58 @@ template <> struct place<float> {
     {
         return of(distance2 != distance2 ? 0x7fffffffu : __float_as_uint(distance2), (uint32_t)row);
     }
-    static __host__ __device__ __forceinline__ place empty() { return {~UINT64_C(0)}; }
-    static __host__ __device__ __forceinline__ place least() { return {0}; }
-    __device__ __forceinline__ float   distance2() const { return __uint_as_float((uint32_t)(bits >> 32)); }
-    __device__ __forceinline__ int32_t row() const { return (int32_t)(uint32_t)bits; }
-    __device__ __forceinline__ bool    before(place other) const { return bits < other.bits; }
+    static __host__ __device__ __forceinline__ place empty()
+    {
+        return {~UINT64_C(0)};
+    }
+    static __host__ __device__ __forceinline__ place least()
+    {
+        return {0};
+    }
+    __device__ __forceinline__ float distance2() const
+    {
+        return __uint_as_float((uint32_t)(bits >> 32));
+    }
+    __device__ __forceinline__ int32_t row() const
+    {
+        return (int32_t)(uint32_t)bits;
+    }
+    __device__ __forceinline__ bool before(place other) const
+    {
+        return bits < other.bits;
+    }
 };
 
 template <> struct place<double> {
     uint64_t distance;
     uint32_t number;
 
-    static __host__ __device__ __forceinline__ place of(uint64_t distance, uint32_t row) { return {distance, row}; }
+    static __host__ __device__ __forceinline__ place of(uint64_t distance, uint32_t row)
+    {
+        return {distance, row};
+    }
     static __device__ __forceinline__ place of(double distance2, int32_t row)
     {
         return {distance2 != distance2 ? UINT64_C(0x7fffffffffffffff) : (uint64_t)__double_as_longlong(distance2),
                 (uint32_t)row};
     }
-    static __host__ __device__ __forceinline__ place empty() { return {~UINT64_C(0), ~0u}; }
-    static __host__ __device__ __forceinline__ place least() { return {0, 0}; }
-    __device__ __forceinline__ double  distance2() const { return __longlong_as_double((long long)distance); }
-    __device__ __forceinline__ int32_t row() const { return (int32_t)number; }
-    __device__ __forceinline__ bool    before(place other) const
+    static __host__ __device__ __forceinline__ place empty()
+    {
+        return {~UINT64_C(0), ~0u};
+    }
+    static __host__ __device__ __forceinline__ place least()
+    {
+        return {0, 0};
+    }
+    __device__ __forceinline__ double distance2() const
+    {
+        return __longlong_as_double((long long)distance);
+    }
+    __device__ __forceinline__ int32_t row() const
+    {
+        return (int32_t)number;
+    }
+    __device__ __forceinline__ bool before(place other) const
     {
         return distance < other.distance || (distance == other.distance && number < other.number);
     }
@@ -67,23 +97,6 @@ template <> __device__ __forceinline__ void exchange<float>(place<float> &a, pla
     b.bits = second;
 }
 
-/* Numbers, none of them NaN. */
-__device__ __forceinline__ void exchange(float &a, float &b)
-{
-    const float first = fminf(a, b), second = fmaxf(a, b);
-
-    a = first;
-    b = second;
-}
-
-__device__ __forceinline__ void exchange(double &a, double &b)
-{
-    const double first = fmin(a, b), second = fmax(a, b);
-
-    a = first;
-    b = second;
-}
-
 /* The one that comes first. */
 template <typename R> __device__ __forceinline__ place<R> first_of(place<R> a, place<R> b)
 {
@@ -105,7 +118,7 @@ __host__ __device__ constexpr bool merges(int i, int step, int size)
 }
 
 /* One column of the sorting network after another, all indices known to the compiler. */
-template <int I, int STEP, int SIZE, typename X, int N> __device__ __forceinline__ void merge_column(X (&x)[N])
+template <int I, int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void merge_column(place<R> (&x)[N])
 {
     if constexpr (I + STEP < N) {
         if constexpr (merges(I, STEP, SIZE)) exchange(x[I], x[I + STEP]);
@@ -113,7 +126,7 @@ template <int I, int STEP, int SIZE, typename X, int N> __device__ __forceinline
     }
 }
 
-template <int STEP, int SIZE, typename X, int N> __device__ __forceinline__ void merge_runs(X (&x)[N])
+template <int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void merge_runs(place<R> (&x)[N])
 {
     if constexpr (STEP > 0) {
         merge_column<0, STEP, SIZE>(x);
@@ -122,7 +135,7 @@ template <int STEP, int SIZE, typename X, int N> __device__ __forceinline__ void
 }
 
 /* Sorts N places, a power of two. */
-template <int SIZE = 1, typename X, int N> __device__ __forceinline__ void sort_places(X (&x)[N])
+template <int SIZE = 1, typename R, int N> __device__ __forceinline__ void sort_places(place<R> (&x)[N])
 {
     if constexpr (SIZE < N) {
         merge_runs<SIZE, SIZE>(x);
@@ -131,7 +144,7 @@ template <int SIZE = 1, typename X, int N> __device__ __forceinline__ void sort_
 }
 
 /* Sorts a sequence that rises, then falls. */
-template <int STEP, typename X, int N> __device__ __forceinline__ void sort_bitonic(X (&x)[N])
+template <int STEP, typename R, int N> __device__ __forceinline__ void sort_bitonic(place<R> (&x)[N])
 {
     if constexpr (STEP > 0) {
 #pragma unroll
@@ -142,9 +155,9 @@ template <int STEP, typename X, int N> __device__ __forceinline__ void sort_bito
 }
 
 /* Up to K places in registers, nearest first. With k < K the first K − k hold what nothing comes before. New places come in
- * groups, which are sorted and merged in. */
+ * groups of GROUP, which are sorted and merged in, except that short lists take them one by one. */
 template <typename R, int K> struct register_list {
-    static constexpr int GROUP = K <= 8 ? 8 : 16;
+    static constexpr int GROUP = K <= 8 ? 1 : K <= 16 || sizeof(R) == 8 ? 8 : 16;
     place<R>             places[K];
 
     __device__ __forceinline__ void clear(int64_t k, place<R> empty)
@@ -152,9 +165,17 @@ template <typename R, int K> struct register_list {
 #pragma unroll
         for (int r = 0; r < K; r++) places[r] = r < K - (int)k ? place<R>::least() : empty;
     }
-    __device__ __forceinline__ place<R> farthest() const { return places[K - 1]; }
-    __device__ __forceinline__ void     insert(place<R> (&x)[GROUP]) /* places that are not there are empty ones */
+    __device__ __forceinline__ place<R> farthest() const
     {
+        return places[K - 1];
+    }
+    __device__ __forceinline__ void insert(place<R> (&x)[GROUP]) /* places that are not there are empty ones */
+    {
+        if constexpr (GROUP == 1) {
+#pragma unroll
+            for (int r = 0; r < K; r++) exchange(places[r], x[0]);
+            return;
+        }
         sort_places(x);
         /* The nearest of an ascending and a descending sequence, place by place, are the K nearest of both, first rising, then
          * falling: a bitonic sequence, which log K steps sort. */
@@ -162,39 +183,14 @@ template <typename R, int K> struct register_list {
         for (int g = 0; g < GROUP; g++) places[K - 1 - g] = first_of(places[K - 1 - g], x[g]);
         sort_bitonic<K / 2>(places);
     }
-    __device__ __forceinline__ void sort() {}
+    __device__ __forceinline__ void sort()
+    {
+    }
     template <typename F> __device__ __forceinline__ void each(int64_t k, F f) const
     {
 #pragma unroll
         for (int r = 0; r < K; r++)
             if (r >= K - (int)k) f(r - (K - (int)k), places[r]);
-    }
-};
-
-/* The distances alone of the K nearest, whose largest is the limit of a search: a third of the work of places. NaN and rows
- * that do not count are put in as +inf. */
-template <typename R, int K> struct distance_list {
-    static constexpr int GROUP = K <= 16 ? 1 : 16;
-    R                    distances[K];
-
-    __device__ __forceinline__ void clear(int64_t k, R empty)
-    {
-#pragma unroll
-        for (int r = 0; r < K; r++) distances[r] = r < K - (int)k ? (R)-1 : empty;
-    }
-    __device__ __forceinline__ R    farthest() const { return distances[K - 1]; }
-    __device__ __forceinline__ void insert(R (&x)[GROUP])
-    {
-        if constexpr (GROUP == 1) {
-#pragma unroll
-            for (int r = K - 1; r > 0; r--) distances[r] = fmax(distances[r - 1], fmin(distances[r], x[0]));
-            distances[0] = fmin(distances[0], x[0]);
-        } else {
-            sort_places(x);
-#pragma unroll
-            for (int g = 0; g < GROUP; g++) distances[K - 1 - g] = fmin(distances[K - 1 - g], x[g]);
-            sort_bitonic<K / 2>(distances);
-        }
     }
 };
 
@@ -204,14 +200,20 @@ template <typename R> struct heap_list {
     place<R>            *places; /* place r of this lane at r · WARP */
     int64_t              size;
 
-    __device__ __forceinline__ place<R> &at(int64_t r) const { return places[r * WARP]; }
-    __device__ void                      clear(int64_t k, place<R> empty)
+    __device__ __forceinline__ place<R> &at(int64_t r) const
+    {
+        return places[r * WARP];
+    }
+    __device__ void clear(int64_t k, place<R> empty)
     {
         size = k;
         for (int64_t r = 0; r < k; r++) at(r) = empty;
     }
-    __device__ __forceinline__ place<R> farthest() const { return at(0); }
-    __device__ void                     sink(place<R> x, int64_t length) /* puts x in the place of the top */
+    __device__ __forceinline__ place<R> farthest() const
+    {
+        return at(0);
+    }
+    __device__ void sink(place<R> x, int64_t length) /* puts x in the place of the top */
     {
         int64_t hole = 0;
 

@@ -9,10 +9,19 @@ enum { BLOCK_ROWS = 4096, KEY_DIMS = 8, RANK_BITS = 16 };
 
 /* How a curve position is written: `bits` for each of `dims` coordinates, and one more bit for rows that go to the end. */
 struct curve {
-    int dims, bits;
-    __host__ __device__ int      length() const { return dims * bits + 1; }
-    __host__ __device__ uint32_t nan() const { return 1u << dims * bits; }
-    __host__ __device__ uint32_t masked() const { return nan() + 1; }
+    int                     dims, bits;
+    __host__ __device__ int length() const
+    {
+        return dims * bits + 1;
+    }
+    __host__ __device__ uint32_t nan() const
+    {
+        return 1u << dims * bits;
+    }
+    __host__ __device__ uint32_t masked() const
+    {
+        return nan() + 1;
+    }
 };
 
 static curve curve_of(int64_t d, int most_bits)
@@ -158,7 +167,8 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
         if (there) out.points[p * out.width + c] = x;
         R low = valid && !isnan(x) ? x : infinity, high = valid && !isnan(x) ? x : -infinity;
         for (int step = WARP / 2; step; step /= 2) {
-            const R other_low = __shfl_xor_sync(ALL_LANES, low, step), other_high = __shfl_xor_sync(ALL_LANES, high, step);
+            const R other_low = __shfl_xor_sync(ALL_LANES, low, step),
+                    other_high = __shfl_xor_sync(ALL_LANES, high, step);
 
             low = other_low < low ? other_low : low;
             high = other_high > high ? other_high : high;
@@ -196,11 +206,12 @@ static muvox_status sort_on_device(muvox_context *ctx, const char *op_name, cons
                                          (int32_t *)nullptr, N, 0, bits, stream_of(ctx)));
     const int64_t keys_bytes = (N * (int64_t)sizeof(K) + 255) / 256 * 256, rows_bytes = (N * 4 + 255) / 256 * 256;
     FORWARD(block.take(op_name, 2 * keys_bytes + rows_bytes + (int64_t)scratch));
-    K *const       keys = block.as<K>(), *const sorted = keys + keys_bytes / sizeof(K);
+    K *const keys = block.as<K>(), *const sorted = keys + keys_bytes / sizeof(K);
     int32_t *const rows = (int32_t *)(block.as<char>() + 2 * keys_bytes);
     void *const    temporary = block.as<char>() + 2 * keys_bytes + rows_bytes;
 
-    write_keys<K><<<blocks_for(tiles, TILE_WARPS), TILE_WARPS * WARP, 0, stream_of(ctx)>>>(c, sets, coords, mask, tiles, keys, rows);
+    write_keys<K><<<blocks_for(tiles, TILE_WARPS), TILE_WARPS * WARP, 0, stream_of(ctx)>>>(c, sets, coords, mask, tiles,
+                                                                                           keys, rows);
     LAUNCHED();
     CUDA(cub::DeviceRadixSort::SortPairs(temporary, scratch, keys, sorted, rows, order, N, 0, bits, stream_of(ctx)));
     return MUVOX_OK;
@@ -271,7 +282,7 @@ muvox_status order_rows(muvox_context *ctx, const char *op_name, const muvox_set
     rows->rows = (int32_t *)(rows->boxes + 2 * tiles * width);
     rows->lowest = rows->rows + N;
     pack_rows<R><<<blocks_for(tiles, TILE_WARPS), TILE_WARPS * WARP, 0, stream_of(ctx)>>>(sets, coords, mask, tiles,
-                                                                                       order.as<int32_t>(), *rows);
+                                                                                          order.as<int32_t>(), *rows);
     LAUNCHED();
     return MUVOX_OK;
 }

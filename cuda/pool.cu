@@ -9,9 +9,9 @@ enum { TILE_ROWS = 512, WALKERS = 8 };
 
 /* What is known of one feature after some rows. */
 template <typename R> struct part {
-    R       sum, total; /* Σ u x, Σ u */
-    best<R> largest, largest_size;
-    int     first; /* the first row, −1 before any */
+    R                               sum, total; /* Σ u x, Σ u */
+    best<R>                         largest, largest_size;
+    int                             first; /* the first row, −1 before any */
     __device__ __forceinline__ void meet(R x, R u, int row)
     {
         sum += u * x;
@@ -37,7 +37,7 @@ template <typename R> struct part {
         first = first < 0 || other.first < first ? other.first : first;
     }
 
-private:
+  private:
     /* The larger, the first of equals; NaN is larger than anything. */
     __device__ __forceinline__ void join(best<R> *mine, const best<R> &other) const
     {
@@ -71,25 +71,33 @@ template <typename R> __device__ void write_pooled(const pool_arguments<R> &a, i
         const R        mean = all.total == 0 ? (R)0 : all.sum / all.total;
 
         if (a.out.data)
-            store<R>(a.out.data, a.out.dtype, s * a.out.row_stride + block * F + f, wins ? b.value : kind == MUVOX_MEAN ? mean : all.sum);
-        if (wins && a.winners.data) static_cast<int32_t *>(a.winners.data)[s * a.winners.row_stride + winner * F + f] = b.index;
+            store<R>(a.out.data, a.out.dtype, s * a.out.row_stride + block * F + f,
+                     wins                 ? b.value
+                     : kind == MUVOX_MEAN ? mean
+                                          : all.sum);
+        if (wins && a.winners.data)
+            static_cast<int32_t *>(a.winners.data)[s * a.winners.row_stride + winner * F + f] = b.index;
         winner += wins;
     }
 }
 
-template <typename R> static __global__ void __launch_bounds__(WARP *WALKERS) pool_tiles(const pool_arguments<R> a, int64_t chunks)
+template <typename R>
+static __global__ void __launch_bounds__(WARP *WALKERS) pool_tiles(const pool_arguments<R> a, int64_t chunks)
 {
     __shared__ __align__(16) char space[sizeof(part<R>) * WALKERS * WARP];
-    part<R>(*const     walked)[WARP] = reinterpret_cast<part<R>(*)[WARP]>(space);
-    const int64_t      F = a.x.cols, number = quotient(blockIdx.x, chunks), f = (blockIdx.x - number * chunks) * WARP + threadIdx.x;
-    const tile         t = tile_of(a.sets, TILE_ROWS, number);
-    part<R>            mine = {0, 0, {}, {}, -1};
+    part<R>(*const walked)[WARP] = reinterpret_cast<part<R>(*)[WARP]>(space);
+    const int64_t F = a.x.cols, number = quotient(blockIdx.x, chunks),
+                  f = (blockIdx.x - number * chunks) * WARP + threadIdx.x;
+    const tile t = tile_of(a.sets, TILE_ROWS, number);
+    part<R>    mine = {0, 0, {}, {}, -1};
 
     if (t.first >= t.rows && !(t.rows == 0 && t.first == 0)) return;
     const int64_t end = t.first + TILE_ROWS < t.rows ? t.first + TILE_ROWS : t.rows;
     for (int64_t i = t.first + threadIdx.y; i < end && f < F; i += WALKERS) {
         if (!row_valid(a.mask, a.sets, t.begin, t.set, i)) continue;
-        const R u = a.row_weights.data ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, t.begin, t.set, i)] : (R)1;
+        const R u = a.row_weights.data
+                        ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, t.begin, t.set, i)]
+                        : (R)1;
 
         mine.meet(load<R>(a.x.data, a.x.dtype, row_at(a.x, a.sets, t.begin, t.set, i) + f), u, (int)i);
     }
@@ -146,8 +154,11 @@ extern "C" muvox_status muvox_pool_forward_cuda(muvox_context *ctx, const muvox_
     const device_call call(ctx, "pool");
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "pool", "splits", &op->sets));
-    if (op->x.dtype == MUVOX_F64) return forward<double>(ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
-    return forward<float>(ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
+    if (op->x.dtype == MUVOX_F64)
+        return forward<double>(
+            ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
+    return forward<float>(
+        ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
 }
 
 template <typename R> struct pool_gradients {
@@ -167,9 +178,12 @@ template <typename R, int G> static __global__ void pool_rows_backward(const poo
 
     const bool    there = group_row<G>(a.sets, nullptr, &at);
     const bool    valid = there && row_valid(a.mask, a.sets, at.begin, at.set, at.i);
-    const R       u = a.row_weights.data ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, at.begin, at.set, at.i)] : (R)1;
+    const R       u = a.row_weights.data
+                          ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, at.begin, at.set, at.i)]
+                          : (R)1;
     const R       total = a.totals[at.set];
-    const int64_t from = at.set * a.grad_out.row_stride, x_at = row_at(a.x, a.sets, at.begin, at.set, at.i), to = row_at(a.grad_x, a.sets, at.begin, at.set, at.i);
+    const int64_t from = at.set * a.grad_out.row_stride, x_at = row_at(a.x, a.sets, at.begin, at.set, at.i),
+                  to = row_at(a.grad_x, a.sets, at.begin, at.set, at.i);
 
     for (int64_t f = lane_id() % G; f < F; f += G) {
         int block = 0, winner = 0;
@@ -182,12 +196,15 @@ template <typename R, int G> static __global__ void pool_rows_backward(const poo
             if (kind == MUVOX_MEAN) {
                 if (total == 0) continue;
                 dx += g * u / total;
-                if (a.grad_row_weights.data) du += g * (load<R>(a.x.data, a.x.dtype, x_at + f) - a.means[at.set * F + f]) / total;
+                if (a.grad_row_weights.data)
+                    du += g * (load<R>(a.x.data, a.x.dtype, x_at + f) - a.means[at.set * F + f]) / total;
             } else if (kind == MUVOX_SUM) {
                 dx += g * u;
                 if (a.grad_row_weights.data) du += g * load<R>(a.x.data, a.x.dtype, x_at + f);
             } else {
-                if (static_cast<const int32_t *>(a.winners.data)[at.set * a.winners.row_stride + winner++ * F + f] != at.i) continue;
+                if (static_cast<const int32_t *>(a.winners.data)[at.set * a.winners.row_stride + winner++ * F + f] !=
+                    at.i)
+                    continue;
                 const R x = kind == MUVOX_MAX ? (R)1 : load<R>(a.x.data, a.x.dtype, x_at + f);
 
                 dx += g * (R)((x > 0) - (x < 0));
@@ -197,7 +214,8 @@ template <typename R, int G> static __global__ void pool_rows_backward(const poo
     }
     if (!a.grad_row_weights.data) return;
     for (int step = G / 2; step; step /= 2) du += __shfl_xor_sync(ALL_LANES, du, step, G);
-    if (there && lane_id() % G == 0) static_cast<R *>(a.grad_row_weights.data)[row_at(a.grad_row_weights, a.sets, at.begin, at.set, at.i)] = du;
+    if (there && lane_id() % G == 0)
+        static_cast<R *>(a.grad_row_weights.data)[row_at(a.grad_row_weights, a.sets, at.begin, at.set, at.i)] = du;
 }
 
 template <typename R> static muvox_status backward(muvox_context *ctx, const muvox_pool *op)
@@ -219,7 +237,9 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
     return with_group(F, [&](auto group, auto) -> muvox_status {
         constexpr int G = decltype(group)::value;
 
-        pool_rows_backward<R, G><<<group_blocks<G>(op->sets), THREADS, 0, stream_of(ctx)>>>({op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->grad_out, op->winners, op->grad_x, op->grad_row_weights, totals, totals + S});
+        pool_rows_backward<R, G><<<group_blocks<G>(op->sets), THREADS, 0, stream_of(ctx)>>>(
+            {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->grad_out, op->winners, op->grad_x,
+             op->grad_row_weights, totals, totals + S});
         LAUNCHED();
         return MUVOX_OK;
     });

@@ -102,8 +102,8 @@ muvox_status reverse_neighbours(muvox_context *ctx, const char *op_name, const m
     /* Splits that are wrong leave places of no set: they pick no row. */
     if (query_sets.splits && count) CUDA(cudaMemsetAsync(picks, 0xff, (size_t)count * 4, stream_of(ctx)));
     if (count) {
-        write_picks<P><<<blocks_for(tiles, WARPS), WARPS * WARP, 0, stream_of(ctx)>>>(
-            sets, query_sets, neighbours, k, list->bits, tiles, picks, places);
+        write_picks<P><<<blocks_for(tiles, WARPS), WARPS * WARP, 0, stream_of(ctx)>>>(sets, query_sets, neighbours, k,
+                                                                                      list->bits, tiles, picks, places);
         LAUNCHED();
     }
     return reverse_picks<P>(ctx, op_name, N, count, picks, places, hold, list);
@@ -117,5 +117,5 @@ template muvox_status reverse_neighbours<uint32_t>(muvox_context *, const char *
                                                    const muvox_sets &, const muvox_output &, int64_t, workspace *,
                                                    reverse_list<uint32_t> *);
 template muvox_status reverse_neighbours<uint64_t>(muvox_context *, const char *, const muvox_sets &,
-                                                  const muvox_sets &, const muvox_output &, int64_t, workspace *,
-                                                  reverse_list<uint64_t> *);
+                                                   const muvox_sets &, const muvox_output &, int64_t, workspace *,
+                                                   reverse_list<uint64_t> *);

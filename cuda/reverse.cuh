@@ -9,11 +9,17 @@
 /* The places that hold row j of all are places[begins[j]] … places[begins[j + 1] − 1], ascending. A place is rank r of row i
  * of all, written i · 2^bits + r. P is uint32_t or uint64_t. */
 template <typename P> struct reverse_list {
-    const P       *places;
-    const int64_t *begins; /* (N + 1) */
-    int            bits;
-    __device__ __forceinline__ int64_t row(int64_t e) const { return (int64_t)(places[e] >> bits); }
-    __device__ __forceinline__ int     rank(int64_t e) const { return (int)(places[e] & (((P)1 << bits) - 1)); }
+    const P                           *places;
+    const int64_t                     *begins; /* (N + 1) */
+    int                                bits;
+    __device__ __forceinline__ int64_t row(int64_t e) const
+    {
+        return (int64_t)(places[e] >> bits);
+    }
+    __device__ __forceinline__ int rank(int64_t e) const
+    {
+        return (int)(places[e] & (((P)1 << bits) - 1));
+    }
 };
 
 /* Bits that hold the ranks of k places. */

@@ -1,22 +1,20 @@
 #include "search.cuh"
 
-#include "bound.cuh"
 #include "nearest.cuh"
 #include "order.cuh"
 
 #include <math.h>
 #include <string.h>
 
-/* How a search goes: a warp takes a tile of 32 queries, one for each lane, which the order has put near each other, and
- * walks over the tiles of their set twice: own tile first, then those beside it, then the others, but for those whose box is
- * too far away for all lanes. The first walk finds how far the k-th neighbour of each query is, by distances alone; the second
- * collects the rows that are no farther, with their numbers, and sorts them. In each tile it marks the rows that may be
- * near enough, without branches (float: by bounds from tensor cores, see bound.cuh); then each lane takes what it marked.
+/* How a search goes: a warp takes a tile of 32 queries, one for each lane, which the order has put near each other. It looks
+ * at its own tile, then at those beside it, then at every tile whose box is nearer than the farthest place in the list of
+ * any lane. Tiles come in batches: each lane first marks the rows that are near enough, in a loop without branches, then
+ * all lanes insert what they marked, each its own.
  *
  * The distance to a box is computed with the same operations in the same order as a distance, each of which is monotonic in
  * floating point too, so it is never larger than the distance to a row inside: nothing is lost by skipping. */
 
-enum { WARPS = 4, PENDING = 16 };
+enum { WARPS = 4, BATCH = 4 };
 
 template <typename R> struct search_arguments {
     muvox_sets      sets, query_sets;
@@ -29,32 +27,28 @@ template <typename R> struct search_arguments {
     int64_t         heap_size;
 };
 
-/* What a warp keeps in shared memory: the tile it looks at, and what lanes have taken from it and not yet put into their
- * lists. D > 0: columns known to the compiler; 0: any, and rows and queries are read where they lie. */
+/* What a warp keeps in shared memory of the tiles it looks at. D > 0: columns known to the compiler; 0: any, and rows and
+ * queries are read where they lie. */
 template <typename R, int D> struct stage {
-    R                        points[WARP][D];
-    int32_t                  rows[WARP];
-    typename bound<D>::right right;
-    place<R>                 pending[PENDING][WARP];
-};
-
-template <typename R> struct stage<R, 0> {
-    int32_t  rows[WARP];
-    place<R> pending[PENDING][WARP];
+    R        points[BATCH * WARP * (D > 0 ? D : 1)];
+    int32_t  rows[BATCH * WARP];
+    unsigned marks[BATCH * WARP];
 };
 
 /* The query of a lane, and the set that its warp searches. */
 template <typename R, int D> struct query {
     const R *rows, *boxes; /* of the set */
-    const int32_t *numbers, *lowest;
     const R *where;        /* the query's own coordinates */
     R        x[D > 0 ? D : 1];
     int64_t  count; /* rows of the set */
     int      width;
     int32_t  self; /* number of the row to leave out, or −1 */
 
-    __device__ __forceinline__ int columns() const { return D > 0 ? D : width; }
-    __device__ __forceinline__ R   column(int c) const
+    __device__ __forceinline__ int columns() const
+    {
+        return D > 0 ? D : width;
+    }
+    __device__ __forceinline__ R column(int c) const
     {
         if constexpr (D > 0)
             return x[c];
@@ -92,146 +86,153 @@ template <typename R> __device__ __forceinline__ R box_gap(const R *low, const R
     return sum;
 }
 
-/* The rows of a tile that are not surely beyond the limit (NaN: none is); the tile is staged then. */
-template <typename R, int D>
-__device__ __forceinline__ unsigned mark(const query<R, D> &q, const bound<D> &bounds, stage<R, D> &staged, int tile,
-                                         R limit)
-{
-    const int64_t i = (int64_t)tile * WARP + lane_id();
-    const int32_t row = i < q.count ? q.numbers[i] : -1;
-    unsigned      near = 0;
-
-    __syncwarp();
-    staged.rows[lane_id()] = row;
-    if constexpr (D > 0) {
-        R point[D];
-
-#pragma unroll
-        for (int c = 0; c < D; c++) point[c] = row >= 0 ? q.rows[i * D + c] : (R)0;
-#pragma unroll
-        for (int c = 0; c < D; c++) staged.points[lane_id()][c] = point[c];
-        bounds.put(staged.right, point, row >= 0);
-    }
-    __syncwarp();
-    if constexpr (D > 0)
-        near = bounds.marks(staged.right, limit);
-    else
-        for (int j = 0; j < WARP; j++) {
-            const int64_t other = (int64_t)tile * WARP + j;
-
-            if (other < q.count && !(q.distance2(q.rows + other * q.width) > limit)) near |= 1u << j;
-        }
-    return near;
-}
-
-/* Row j of the staged tile: its number if it counts for this query, else −1, and its distance. */
-template <typename R, int D>
-__device__ __forceinline__ int32_t meet(const query<R, D> &q, const stage<R, D> &staged, int tile, int j, R *distance2)
-{
-    const int32_t row = staged.rows[j];
-
-    if constexpr (D > 0)
-        *distance2 = q.distance2(staged.points[j]);
-    else
-        *distance2 = q.distance2(q.rows + ((int64_t)tile * WARP + j) * q.width);
-    return row == q.self ? -1 : row;
-}
-
-/* Puts what is pending into a list; afterwards nothing is. */
-template <typename L, typename X> __device__ __forceinline__ void flush(L &list, X *pending, int &count, X none)
-{
-    X group[L::GROUP];
-
-#pragma unroll
-    for (int g = 0; g < L::GROUP; g++) group[g] = g < count ? pending[g * WARP + lane_id()] : none;
-    list.insert(group);
-    count = 0;
-}
-
-/* First walk: a tile's part in the distances. */
-template <typename R, int D, int K>
-__device__ __forceinline__ void measure(const query<R, D> &q, const bound<D> &bounds, stage<R, D> &staged, int tile,
-                                        distance_list<R, K> &list, int &count)
-{
-    constexpr int GROUP = distance_list<R, K>::GROUP;
-    unsigned      marks = mark(q, bounds, staged, tile, list.farthest());
-    R *const      pending = reinterpret_cast<R *>(staged.pending);
-
-    while (__any_sync(ALL_LANES, marks)) {
-        R x[1] = {(R)INFINITY};
-
-        if (marks) {
-            R distance;
-
-            if (meet(q, staged, tile, __ffs(marks) - 1, &distance) >= 0) x[0] = fmin(distance, (R)INFINITY); /* no NaN */
-            marks &= marks - 1;
-        }
-        if constexpr (GROUP == 1)
-            list.insert(x);
-        else {
-            if (x[0] < list.farthest()) pending[count++ * WARP + lane_id()] = x[0];
-            if (__any_sync(ALL_LANES, count == GROUP)) flush(list, pending, count, (R)INFINITY);
-        }
-    }
-}
-
-/* Second walk: a tile's rows within the limit. */
+/* Looks at `waiting` tiles of the set, whose numbers are in `batch`. */
 template <typename R, int D, typename L>
-__device__ __forceinline__ void collect(const query<R, D> &q, const bound<D> &bounds, stage<R, D> &staged, int tile,
-                                        R limit, L &list, int &count)
+__device__ __forceinline__ void look(const query<R, D> &q, const int32_t *numbers, stage<R, D> &staged,
+                                     const int64_t (&batch)[BATCH], int waiting, L &list)
 {
-    unsigned        marks = mark(q, bounds, staged, tile, limit);
-    place<R> *const pending = staged.pending[0];
+    const R  limit = list.farthest().distance2(); /* NaN while there is room */
+    unsigned marks = 0;
+    int      u = -1;
 
-    while (__any_sync(ALL_LANES, marks)) {
-        if (marks) {
-            R             distance;
-            const int32_t row = meet(q, staged, tile, __ffs(marks) - 1, &distance);
-            const auto    found = place<R>::of(distance, row);
+    __syncwarp();
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+        if (b >= waiting) break;
+        const int64_t i = batch[b] * WARP + lane_id();
+        const bool    there = i < q.count;
 
-            marks &= marks - 1;
-            if (row >= 0 && !(distance > limit) && found.before(list.farthest())) pending[count++ * WARP + lane_id()] = found;
-        }
-        if (__any_sync(ALL_LANES, count == L::GROUP)) flush(list, pending, count, place<R>::empty());
-    }
-}
-
-/* Calls look for the tiles of the set in turn: the own one (−1: the queries are other rows), those beside it, then groups of
- * 32 tiles outwards from there. From 32 tiles on each lane first asks about one tile of a group for the whole warp (its gap to
- * the box around all queries), then all lanes about those that remain: near(gap, tile) for the gap to this lane's query. */
-template <typename R, int D, typename N, typename F>
-__device__ __forceinline__ void walk(const query<R, D> &q, const R *around, int own, bool sorted, N near, F look)
-{
-    const int  tiles = (int)((q.count + WARP - 1) / WARP), groups = (tiles + WARP - 1) / WARP, middle = max(own, 0) / WARP;
-    const bool asks = sorted && tiles > WARP;
-
-    if (own >= 0) {
-        look(own);
-        if (sorted && own > 0) look(own - 1);
-        if (sorted && own + 1 < tiles) look(own + 1);
-    }
-    for (int step = 0; step < 2 * groups; step++) {
-        const int group = step & 1 ? middle - (step + 1) / 2 : middle + step / 2, mine = group * WARP + (int)lane_id();
-        const int beside = sorted ? 1 : 0;
-        bool      candidate = mine < tiles && (own < 0 || mine < own - beside || mine > own + beside);
-
-        if (group < 0 || group >= groups) continue;
+        staged.rows[b * WARP + lane_id()] = there ? numbers[i] : -1;
         if constexpr (D > 0)
-            if (asks) {
-                const R *const box = q.boxes + (int64_t)min(mine, tiles - 1) * 2 * D;
-                const bool     reached = near(box_gap(around, around + D, box, D), mine, true);
+#pragma unroll
+            for (int c = 0; c < D; c++)
+                staged.points[(b * WARP + lane_id()) * D + c] = there ? q.rows[i * D + c] : (R)INFINITY;
+    }
+    __syncwarp();
+    const auto row_at_place = [&](int b, int j) {
+        if constexpr (D > 0)
+            return (const R *)staged.points + (b * WARP + j) * D;
+        else {
+            const int64_t i = batch[b] * WARP + j;
 
-                candidate = candidate && reached;
-            }
-        for (unsigned left = __ballot_sync(ALL_LANES, candidate); left; left &= left - 1) {
-            const int      tile = group * WARP + __ffs(left) - 1;
-            const R *const point = D > 0 ? q.x : q.where;
-
-            if (!asks || __any_sync(ALL_LANES, near(box_gap(point, point, q.boxes + (int64_t)tile * 2 * q.columns(), q.columns()), tile, false)))
-                look(tile);
+            return q.rows + (i < q.count ? i : q.count - 1) * q.width;
         }
+    };
+    for (int b = 0; b < waiting; b++) {
+        unsigned near = 0;
+
+#pragma unroll
+        for (int j = 0; j < WARP; j++)
+            if (!(q.distance2(row_at_place(b, j)) > limit)) near |= 1u << j;
+        staged.marks[b * WARP + lane_id()] = near;
+    }
+    /* Each lane takes the next rows that it marked, a group at a time; empty places where it has no more. */
+    for (;;) {
+        place<R> found[L::GROUP];
+
+        while (!marks && u + 1 < waiting) marks = staged.marks[++u * WARP + lane_id()];
+        if (!__any_sync(ALL_LANES, marks)) return;
+#pragma unroll
+        for (int g = 0; g < L::GROUP; g++) {
+            const int     j = marks ? __ffs(marks) - 1 : 0;
+            const int32_t row = marks ? staged.rows[u * WARP + j] : -1;
+            const R       distance = marks ? q.distance2(row_at_place(u, j)) : (R)0;
+
+            found[g] = row < 0 || row == q.self ? place<R>::empty() : place<R>::of(distance, row);
+            marks &= marks - 1;
+            if (g + 1 < L::GROUP)
+                while (!marks && u + 1 < waiting) marks = staged.marks[++u * WARP + lane_id()];
+        }
+        list.insert(found);
     }
 }
+
+/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles outwards from there. In a group each
+ * lane asks for the whole warp about one tile, then all lanes, each for itself, about those that remain. */
+template <typename R, int D> struct itinerary {
+    const int32_t *lowest;
+    const R       *around; /* box of the queries */
+    int64_t        own;    /* −1: the queries are other rows */
+    int64_t        tiles, step;
+    bool           sorted;
+    unsigned       left; /* tiles of the present group that have not been asked about */
+
+    __device__ __forceinline__ int64_t group() const
+    {
+        const int64_t middle = own < 0 ? 0 : own / WARP;
+
+        return step & 1 ? middle - (step + 1) / 2 : middle + step / 2;
+    }
+
+    template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list) const
+    {
+        const int64_t mine = group() * WARP + lane_id();
+        const bool    seen = own >= 0 && (mine == own || (sorted && (mine == own - 1 || mine == own + 1)));
+        bool          candidate = group() >= 0 && mine < tiles && !seen;
+
+        if constexpr (D > 0)
+            if (sorted) {
+                R farthest = list.farthest().distance2();
+
+                farthest = farthest != farthest ? (R)INFINITY : farthest;
+                for (int lanes = WARP / 2; lanes; lanes /= 2)
+                    farthest = fmax(farthest, __shfl_xor_sync(ALL_LANES, farthest, lanes));
+                candidate = candidate && !(box_gap(around, around + D, q.boxes + 2 * mine * D, D) > farthest);
+            }
+        return __ballot_sync(ALL_LANES, candidate);
+    }
+
+    template <typename L> __device__ __forceinline__ bool worth(const query<R, D> &q, int64_t tile, const L &list) const
+    {
+        const R *const point = D > 0 ? q.x : q.where;
+        const R        gap = box_gap(point, point, q.boxes + 2 * tile * q.columns(), q.columns());
+        const place<R> best = place<R>::of(gap, lowest[tile]); /* of what may be in there */
+
+        return __any_sync(ALL_LANES, best.before(list.farthest()));
+    }
+
+    /* Fills the batch; returns how many, 0 after the last. */
+    template <typename L>
+    __device__ __forceinline__ int next(const query<R, D> &q, const L &list, int64_t (&batch)[BATCH])
+    {
+        const int64_t groups = (tiles + WARP - 1) / WARP;
+        int           waiting = 0;
+        /* Not batch[waiting]: with indices that the compiler knows the batch stays in registers. */
+        const auto add = [&](int64_t tile) {
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                if (b == waiting) batch[b] = tile;
+            waiting++;
+        };
+
+        if (step == -2) {
+            step = -1;
+            if (own >= 0) {
+                add(own);
+                return waiting;
+            }
+        }
+        if (step == -1) {
+            step = 0;
+            left = candidates(q, list);
+            if (sorted && own > 0) add(own - 1);
+            if (sorted && own >= 0 && own + 1 < tiles) add(own + 1);
+            if (waiting) return waiting;
+        }
+        while (waiting < BATCH) {
+            if (!left) {
+                if (++step >= 2 * groups) break;
+                left = candidates(q, list);
+                continue;
+            }
+            const int64_t tile = group() * WARP + __ffs(left) - 1;
+
+            left &= left - 1;
+            if (!sorted || worth(q, tile, list)) add(tile);
+        }
+        return waiting;
+    }
+};
 
 /* The corners of the box around the queries of a warp. */
 template <typename R, int D> __device__ __forceinline__ void bound_queries(const query<R, D> &q, bool looks, R *around)
@@ -254,10 +255,10 @@ template <typename R, typename L>
 __device__ __forceinline__ void write_list(const search_arguments<R> &a, const tile &t, int32_t row, L &list)
 {
     int32_t *const neighbours = (int32_t *)a.neighbours.data, *const counts = (int32_t *)a.counts.data;
-    R *const       distances = (R *)a.distance2.data;
-    const int64_t  to = row_at(a.neighbours, a.query_sets, t.begin, t.set, row);
-    const int64_t  distance_to = row_at(a.distance2, a.query_sets, t.begin, t.set, row);
-    int32_t        count = 0;
+    R *const      distances = (R *)a.distance2.data;
+    const int64_t to = row_at(a.neighbours, a.query_sets, t.begin, t.set, row);
+    const int64_t distance_to = row_at(a.distance2, a.query_sets, t.begin, t.set, row);
+    int32_t       count = 0;
 
     list.sort();
     list.each(a.k, [&](int64_t r, place<R> found) {
@@ -270,35 +271,7 @@ __device__ __forceinline__ void write_list(const search_arguments<R> &a, const t
     if (counts) counts[row_at(a.counts, a.query_sets, t.begin, t.set, row)] = count;
 }
 
-/* The largest value of any lane, for distances; NaN, which is no limit, counts as +inf. */
-template <typename R> __device__ __forceinline__ R largest_of_warp(R x)
-{
-    x = x == x ? x : (R)INFINITY;
-    for (int lanes = WARP / 2; lanes; lanes /= 2) x = fmax(x, __shfl_xor_sync(ALL_LANES, x, lanes));
-    return x;
-}
-
-/* How far the k-th neighbour is; NaN where all rows, or all within the radius, are to be taken. */
-template <int K, typename R, int D>
-__device__ __forceinline__ R find_limit(const search_arguments<R> &a, const query<R, D> &q, const bound<D> &bounds,
-                                        const R *around, int own, bool looks, stage<R, D> &staged)
-{
-    distance_list<R, K> list;
-    int                 count = 0;
-
-    list.clear(a.k, looks ? fmin(a.empty.distance2(), (R)INFINITY) : (R)-1);
-    walk(
-        q, around, own, a.sorted,
-        [&](R gap, int, bool whole_warp) {
-            return gap < (whole_warp ? largest_of_warp(list.farthest()) : list.farthest());
-        },
-        [&](int tile) { measure(q, bounds, staged, tile, list, count); });
-    if constexpr (distance_list<R, K>::GROUP > 1)
-        if (__any_sync(ALL_LANES, count)) flush(list, reinterpret_cast<R *>(staged.pending), count, (R)INFINITY);
-    return list.farthest() < (R)INFINITY ? list.farthest() : (R)NAN;
-}
-
-template <int K, typename R, int D, typename L>
+template <typename R, int D, typename L>
 __device__ __forceinline__ void search_tile(const search_arguments<R> &a, int64_t item, stage<R, D> &staged, L &list)
 {
     const tile t = tile_of(a.query_sets, WARP, item);
@@ -308,57 +281,39 @@ __device__ __forceinline__ void search_tile(const search_arguments<R> &a, int64_
     const int64_t begin = set_begin(a.sets, t.set), first = first_tile(a.sets, WARP, t.set);
     const int32_t number = a.queries.rows[at];
     const bool    looks = i < t.rows && number >= 0;
-    const int     own = a.cross ? -1 : (int)(t.first / WARP);
     query<R, D>   q;
-    bound<D>      bounds;
-    R             around[2 * (D > 0 ? D : 1)], limit = NAN;
-    int           count = 0;
+    R             around[2 * (D > 0 ? D : 1)];
 
     q.width = a.rows.width;
     q.rows = a.rows.points + begin * q.width;
-    q.numbers = a.rows.rows + begin;
     q.boxes = a.rows.boxes + 2 * first * q.width;
-    q.lowest = a.rows.lowest + first;
     q.where = a.queries.points + at * q.width;
     q.count = set_end(a.sets, t.set) - begin;
     q.self = a.exclude_self ? number : -1;
-    if constexpr (D > 0) {
+    if constexpr (D > 0)
 #pragma unroll
         for (int c = 0; c < D; c++) q.x[c] = q.where[c];
-        bound_queries(q, looks, around);
-        bounds.prepare(around, q.x);
-    }
-    if constexpr (K > 0) limit = find_limit<K>(a, q, bounds, around, own, looks, staged);
-    list.clear(a.k, looks ? a.empty : place<R>::least()); /* least: nothing comes before */
-    const R farthest = largest_of_warp(limit);
-    walk(
-        q, around, own, a.sorted,
-        [&](R gap, int tile, bool whole_warp) {
-            if (whole_warp) return !(gap > farthest);
-            return !(gap > limit) && place<R>::of(gap, q.lowest[tile]).before(list.farthest());
-        },
-        [&](int tile) { collect(q, bounds, staged, tile, limit, list, count); });
-    if (__any_sync(ALL_LANES, count)) flush(list, staged.pending[0], count, place<R>::empty());
+    list.clear(a.k, looks ? a.empty : place<R>::least()); /* least: nothing comes before, nothing is looked for */
+    bound_queries(q, looks, around);
+    itinerary<R, D> tiles = {
+        a.rows.lowest + first, around, a.cross ? -1 : t.first / WARP, (q.count + WARP - 1) / WARP, -2, a.sorted, 0};
+    int64_t batch[BATCH];
+
+    while (const int waiting = tiles.next(q, list, batch)) look(q, a.rows.rows + begin, staged, batch, waiting, list);
     if (i >= t.rows) return;
     if (!looks) list.clear(a.k, place<R>::empty());
     write_list(a, t, number >= 0 ? number : ~number, list);
 }
 
-/* Blocks that a multiprocessor shall hold: more hide more latency, fewer leave more registers to the lists. */
-constexpr int resident(int D, int K)
-{
-    return K <= 8 ? 5 : K <= 16 ? 4 : K <= 32 && D <= 4 ? 3 : 2;
-}
-
 template <typename R, int D, int K>
-static __global__ void __launch_bounds__(WARPS *WARP, resident(D, K)) search_in_registers(const search_arguments<R> a)
+static __global__ void __launch_bounds__(WARPS *WARP) search_in_registers(const search_arguments<R> a)
 {
     __shared__ stage<R, D> staged[WARPS];
     const int              warp = (int)threadIdx.x / WARP;
     const int64_t          item = (int64_t)blockIdx.x * WARPS + warp;
     register_list<R, K>    list;
 
-    if (item < a.items) search_tile<K>(a, item, staged[warp], list);
+    if (item < a.items) search_tile(a, item, staged[warp], list);
 }
 
 template <typename R> static __global__ void __launch_bounds__(WARPS *WARP) search_in_heaps(const search_arguments<R> a)
@@ -369,7 +324,7 @@ template <typename R> static __global__ void __launch_bounds__(WARPS *WARP) sear
     heap_list<R>           list = {a.heaps + first * a.heap_size * WARP + lane_id(), 0};
 
     for (int64_t item = first; item < a.items; item += (int64_t)gridDim.x * WARPS)
-        search_tile<0>(a, item, staged[warp], list);
+        search_tile(a, item, staged[warp], list);
 }
 
 template <typename R, int D, int K>
@@ -391,8 +346,7 @@ template <int D> static muvox_status launch_list(muvox_context *ctx, const char 
 /* The most memory for heaps, unless one warp's take more. */
 static const int64_t HEAP_BYTES = INT64_C(64) << 20;
 
-template <typename R>
-static muvox_status launch_heaps(muvox_context *ctx, const char *op_name, search_arguments<R> &a)
+template <typename R> static muvox_status launch_heaps(muvox_context *ctx, const char *op_name, search_arguments<R> &a)
 {
     const int64_t block_bytes = WARPS * WARP * a.k * (int64_t)sizeof(place<R>);
     const int64_t most = HEAP_BYTES / block_bytes < 1 ? 1 : HEAP_BYTES / block_bytes;
@@ -430,11 +384,11 @@ template <typename R>
 static muvox_status search(muvox_context *ctx, const char *op_name, const search_request &request, workspace *hold,
                            const int32_t **order)
 {
-    const int64_t      d = request.coords.cols;
-    const bool         fast = sizeof(R) == sizeof(float) && d <= 8 && request.k <= 64;
-    const int          width = !fast ? (int)d : d <= 4 ? 4 : 8;
-    const muvox_matrix none = {};
-    workspace          queries_hold(ctx);
+    const int64_t       d = request.coords.cols;
+    const bool          fast = sizeof(R) == sizeof(float) && d <= 8 && request.k <= 64;
+    const int           width = !fast ? (int)d : d <= 2 ? 2 : d <= 4 ? 4 : 8;
+    const muvox_matrix  none = {};
+    workspace           queries_hold(ctx);
     search_arguments<R> a = {};
 
     a.sets = request.sets;
@@ -457,6 +411,7 @@ static muvox_status search(muvox_context *ctx, const char *op_name, const search
         FORWARD(order_rows<R>(ctx, op_name, a.query_sets, request.queries, none, width, &queries_hold, &a.queries));
     FORWARD(check_grid(ctx, op_name, (a.items + WARPS - 1) / WARPS));
     if constexpr (sizeof(R) == sizeof(float)) {
+        if (fast && width == 2) return launch_list<2>(ctx, op_name, a);
         if (fast && width == 4) return launch_list<4>(ctx, op_name, a);
         if (fast) return launch_list<8>(ctx, op_name, a);
     }

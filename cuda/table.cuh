@@ -7,7 +7,8 @@
 /* Number n of an int32 or int64 column, or of a matrix (N, K) row by row. */
 __device__ __forceinline__ int64_t integer(const muvox_matrix &m, int64_t n)
 {
-    const int64_t at = m.cols == 1 ? n * m.row_stride : quotient(n, m.cols) * m.row_stride + (n - quotient(n, m.cols) * m.cols);
+    const int64_t at =
+        m.cols == 1 ? n * m.row_stride : quotient(n, m.cols) * m.row_stride + (n - quotient(n, m.cols) * m.cols);
 
     return m.dtype == MUVOX_I64 ? static_cast<const int64_t *>(m.data)[at] : static_cast<const int32_t *>(m.data)[at];
 }

@@ -7,9 +7,9 @@
 
 /* Along each axis the lower voxel, whether it and its upper neighbour are in the grid, and the fraction t. */
 template <typename R> struct grid_point {
-    int64_t low[3];
-    bool    inside[3][2];
-    R       t[3];
+    int64_t    low[3];
+    bool       inside[3][2];
+    R          t[3];
     __device__ grid_point(const muvox_trilinear_weights &op, int64_t n)
     {
         for (int axis = 0; axis < 3; axis++) {
@@ -25,7 +25,10 @@ template <typename R> struct grid_point {
         }
     }
     /* Weight of the lower or upper voxel along an axis. */
-    __device__ R along(int axis, int up) const { return up ? t[axis] : 1 - t[axis]; }
+    __device__ R along(int axis, int up) const
+    {
+        return up ? t[axis] : 1 - t[axis];
+    }
 };
 
 template <typename R> static __global__ void corners(muvox_trilinear_weights op)
@@ -45,7 +48,8 @@ template <typename R> static __global__ void corners(muvox_trilinear_weights op)
             voxel = voxel * op.shape[axis] + point.low[axis] + up[axis];
             weight *= point.along(axis, up[axis]);
         }
-        if (op.index.data) static_cast<int32_t *>(op.index.data)[n * op.index.row_stride + c] = inside ? (int32_t)voxel : -1;
+        if (op.index.data)
+            static_cast<int32_t *>(op.index.data)[n * op.index.row_stride + c] = inside ? (int32_t)voxel : -1;
         if (op.weights.data) static_cast<R *>(op.weights.data)[n * op.weights.row_stride + c] = inside ? weight : (R)0;
     }
 }
@@ -65,10 +69,12 @@ template <typename R> static __global__ void point_gradients(muvox_trilinear_wei
         for (int axis = 0; axis < 3; axis++) {
             const int one = (axis + 1) % 3, two = (axis + 2) % 3;
 
-            sum[axis] += (up[axis] ? 1 : -1) / (R)op.voxel_size[axis] * point.along(one, up[one]) * point.along(two, up[two]) * g;
+            sum[axis] += (up[axis] ? 1 : -1) / (R)op.voxel_size[axis] * point.along(one, up[one]) *
+                         point.along(two, up[two]) * g;
         }
     }
-    for (int axis = 0; axis < 3; axis++) store<R>(op.grad_points.data, op.grad_points.dtype, n * op.grad_points.row_stride + axis, sum[axis]);
+    for (int axis = 0; axis < 3; axis++)
+        store<R>(op.grad_points.data, op.grad_points.dtype, n * op.grad_points.row_stride + axis, sum[axis]);
 }
 
 template <typename K>

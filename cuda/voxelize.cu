@@ -5,11 +5,11 @@
 #include "reverse.cuh"
 #include "table.cuh"
 
-template <typename T, typename P>
-static __global__ void average(muvox_voxelize op, reverse_list<P> list)
+template <typename T, typename P> static __global__ void average(muvox_voxelize op, reverse_list<P> list)
 {
     using R = wide_t<T>;
-    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, s = quotient(index, C), c = index - s * C;
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, s = quotient(index, C),
+                  c = index - s * C;
 
     if (s >= op.counts.rows) return;
     const int64_t count = integer(op.counts, s);
@@ -48,7 +48,8 @@ extern "C" muvox_status muvox_voxelize_forward_cuda(muvox_context *ctx, const mu
 template <typename T> static __global__ void spread(muvox_voxelize op)
 {
     using R = wide_t<T>;
-    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, n = quotient(index, C), c = index - n * C;
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, C = op.feats.cols, n = quotient(index, C),
+                  c = index - n * C;
 
     if (n >= op.feats.rows) return;
     const int64_t s = integer(op.index, n), count = s >= 0 && s < op.counts.rows ? integer(op.counts, s) : 0;

@@ -168,8 +168,8 @@ static bool describe(muvox_box *box, int argument, const char *name, int dims, c
 
     if (box->failed) return false;
     if (aoti_torch_get_device_type(handle, &device) || aoti_torch_get_device_index(handle, &index) ||
-        aoti_torch_get_dim(handle, &found) || aoti_torch_get_dtype(handle, &t->code) || aoti_torch_get_sizes(handle, &sizes) ||
-        aoti_torch_get_strides(handle, &strides))
+        aoti_torch_get_dim(handle, &found) || aoti_torch_get_dtype(handle, &t->code) ||
+        aoti_torch_get_sizes(handle, &sizes) || aoti_torch_get_strides(handle, &strides))
         fail(box, "%s is not a readable tensor", name);
     else if (device != DEVICE_TYPE || !same_index(box, index))
         fail(box, "%s is on another device, expected " DEVICE_NAME " like the other tensors", name);

@@ -384,7 +384,7 @@ START_TEST(every_allocation_may_fail)
 {
     muvox_simd simds[4];
 
-    for (int n = all_simds(simds), v = 0; v < n; v++) {
+    for (int n = all_simds(simds), v = ON_CPU ? 0 : 1; v < n; v++) { /* the plain kernel runs on the CPU */
         fail_every_allocation(&calls[_i], simds[v], STRIDED);
         fail_every_allocation(&calls[_i], simds[v], RAGGED);
     }

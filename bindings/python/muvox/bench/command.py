@@ -116,7 +116,7 @@ def bench(device: torch.device, ops: tuple[str, ...], dtype: str | None, threads
     if not cases:
         raise click.UsageError(f"{', '.join(ops)} on {device.type}: there is nothing to measure")
     if not on_cpu:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     place, absent = where(device), peers.missing()
 
     def tell(rows: list[Row]) -> None:
