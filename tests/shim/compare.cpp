@@ -1,6 +1,6 @@
 /* The binding declares torch's stable C functions itself, as torch's headers are not C. This compiles only if each of these
  * declarations is what torch's headers say, for the oldest torch that the binding is for. */
-#define USE_CUDA /* shows what shim_cuda.def lists */
+#define USE_CUDA             /* shows what shim_cuda.def lists */
 #define TORCH_TARGET_VERSION ((2ULL << 56) | (10ULL << 48))
 #include <torch/csrc/stable/c/shim.h>
 
