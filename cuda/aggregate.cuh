@@ -58,7 +58,10 @@ template <typename R> struct gravnet_weights {
 
                 sum = fused(difference, difference, sum);
             }
-            return exp(-scale * sum);
+            /* The exponent may be some tens, and its rounding would be that much larger in the result. */
+            const R exponent = -scale * sum, lost = fused(-scale, sum, -exponent), decayed = exp(exponent);
+
+            return decayed > 0 && decayed < (R)INFINITY ? fused(lost, decayed, decayed) : decayed;
         }
         __device__ __forceinline__ R row_weight(int j) const
         {

@@ -5,20 +5,20 @@
 #include "../ops/checks.h"
 #include "aggregate.cuh"
 
-enum { TILE_ROWS = 512, WALKERS = 8 };
+enum { TILE_ROWS = 512, WALKERS = 8, AHEAD = 8 };
 
 /* What is known of one feature after some rows. */
 template <typename R> struct part {
     R                               sum, total; /* Σ u x, Σ u */
     best<R>                         largest, largest_size;
     int                             first; /* the first row, −1 before any */
-    __device__ __forceinline__ void meet(R x, R u, int row)
+    __device__ __forceinline__ void meet(R x, R u, int row, bool wants_max, bool wants_absmax)
     {
         sum += u * x;
         total += u;
         x += (R)0; /* −0 becomes 0, every NaN the same */
-        largest.meet(x, row);
-        largest_size.meet(fabs(x), row);
+        if (wants_max) largest.meet(x, row);
+        if (wants_absmax) largest_size.meet(fabs(x), row);
         if (first < 0) first = row;
     }
     __device__ __forceinline__ void settle()
@@ -49,35 +49,45 @@ template <typename R> struct part {
     }
 };
 
+template <typename R>
+__device__ __forceinline__ R weight_of_row(const muvox_matrix &weights, const muvox_sets &sets, const tile &t,
+                                           int64_t i)
+{
+    if (!weights.data) return 1;
+    return static_cast<const R *>(weights.data)[row_at(weights, sets, t.begin, t.set, i)];
+}
+
 template <typename R> struct pool_arguments {
-    muvox_sets       sets;
-    muvox_aggregates kinds;
-    muvox_matrix     x, mask, row_weights;
-    muvox_output     out, winners; /* out in its own dtype, or in R where sums are for backward */
-    part<R>         *parts;        /* (2 N / TILE_ROWS, F) of sets larger than a tile, from 2 begin / TILE_ROWS on */
-    R               *totals;       /* (S) Σ u, if wanted */
+    muvox_sets        sets;
+    aggregate_columns columns;
+    muvox_matrix      x, mask, row_weights;
+    muvox_output      out, winners; /* out in its own dtype, or in R where sums are for backward */
+    part<R>          *parts;        /* (2 N / TILE_ROWS, F) of sets larger than a tile, from 2 begin / TILE_ROWS on */
+    R                *totals;       /* (S) Σ u, if wanted */
 };
 
 template <typename R> __device__ void write_pooled(const pool_arguments<R> &a, int64_t s, int64_t f, const part<R> &all)
 {
     const int64_t F = a.x.cols;
-    int           block = 0, winner = 0;
+    const int64_t out = s * a.out.row_stride + f, won = s * a.winners.row_stride + f;
+    const auto    c = a.columns;
+    const auto    put = [&](int block, R x) {
+        if (block >= 0) store<R>(a.out.data, a.out.dtype, out + block * F, x);
+    };
+    const auto win = [&](int block, int row) {
+        if (block >= 0) static_cast<int32_t *>(a.winners.data)[won + block * F] = row;
+    };
 
     if (a.totals && f == 0) a.totals[s] = all.total;
-    for (muvox_aggregates kinds = a.kinds; kinds & 15; kinds >>= 4, block++) {
-        const unsigned kind = kinds & 15;
-        const bool     wins = kind == MUVOX_MAX || kind == MUVOX_ABSMAX;
-        const best<R> &b = kind == MUVOX_MAX ? all.largest : all.largest_size;
-        const R        mean = all.total == 0 ? (R)0 : all.sum / all.total;
-
-        if (a.out.data)
-            store<R>(a.out.data, a.out.dtype, s * a.out.row_stride + block * F + f,
-                     wins                 ? b.value
-                     : kind == MUVOX_MEAN ? mean
-                                          : all.sum);
-        if (wins && a.winners.data)
-            static_cast<int32_t *>(a.winners.data)[s * a.winners.row_stride + winner * F + f] = b.index;
-        winner += wins;
+    if (a.out.data) {
+        put(c.mean, all.total == 0 ? (R)0 : all.sum / all.total);
+        put(c.max, all.largest.value);
+        put(c.absmax, all.largest_size.value);
+        put(c.sum, all.sum);
+    }
+    if (a.winners.data) {
+        win(c.max_winner, all.largest.index);
+        win(c.absmax_winner, all.largest_size.index);
     }
 }
 
@@ -92,14 +102,25 @@ static __global__ void __launch_bounds__(WARP *WALKERS) pool_tiles(const pool_ar
     part<R>    mine = {0, 0, {}, {}, -1};
 
     if (t.first >= t.rows && !(t.rows == 0 && t.first == 0)) return;
-    const int64_t end = t.first + TILE_ROWS < t.rows ? t.first + TILE_ROWS : t.rows;
-    for (int64_t i = t.first + threadIdx.y; i < end && f < F; i += WALKERS) {
-        if (!row_valid(a.mask, a.sets, t.begin, t.set, i)) continue;
-        const R u = a.row_weights.data
-                        ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, t.begin, t.set, i)]
-                        : (R)1;
+    const bool    wants_max = a.columns.max >= 0, wants_absmax = a.columns.absmax >= 0;
+    const int     end = (int)(t.first + TILE_ROWS < t.rows ? t.first + TILE_ROWS : t.rows);
+    const int64_t x_at = row_at(a.x, a.sets, t.begin, t.set, 0) + (f < F ? f : F - 1);
+    /* Several rows at a time, so that their loads wait together. */
+    for (int i0 = (int)t.first + (int)threadIdx.y; i0 < end; i0 += AHEAD * WALKERS) {
+        R    x[AHEAD], u[AHEAD];
+        bool there[AHEAD];
 
-        mine.meet(load<R>(a.x.data, a.x.dtype, row_at(a.x, a.sets, t.begin, t.set, i) + f), u, (int)i);
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++) {
+            const int i = i0 + n * WALKERS;
+
+            there[n] = i < end && row_valid(a.mask, a.sets, t.begin, t.set, i);
+            x[n] = there[n] ? load<R>(a.x.data, a.x.dtype, x_at + i * a.x.row_stride) : (R)0;
+            u[n] = there[n] ? weight_of_row<R>(a.row_weights, a.sets, t, i) : (R)0;
+        }
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++)
+            if (there[n]) mine.meet(x[n], u[n], i0 + n * WALKERS, wants_max, wants_absmax);
     }
     mine.settle();
     walked[threadIdx.y][threadIdx.x] = mine;
@@ -155,94 +176,122 @@ extern "C" muvox_status muvox_pool_forward_cuda(muvox_context *ctx, const muvox_
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "pool", "splits", &op->sets));
     if (op->x.dtype == MUVOX_F64)
-        return forward<double>(
-            ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
-    return forward<float>(
-        ctx, {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->out, op->winners, nullptr, nullptr});
+        return forward<double>(ctx, {op->sets, columns_of(op->aggregates), op->x, op->mask, op->row_weights, op->out,
+                                     op->winners, nullptr, nullptr});
+    return forward<float>(ctx, {op->sets, columns_of(op->aggregates), op->x, op->mask, op->row_weights, op->out,
+                                op->winners, nullptr, nullptr});
 }
 
 template <typename R> struct pool_gradients {
-    muvox_sets       sets;
-    muvox_aggregates kinds;
-    muvox_matrix     x, mask, row_weights, grad_out;
-    muvox_output     winners, grad_x, grad_row_weights;
-    const R         *totals, *means; /* (S), and (S, F) for grad_row_weights */
+    muvox_sets        sets;
+    aggregate_columns columns;
+    muvox_matrix      x, mask, row_weights, grad_out;
+    muvox_output      winners, grad_x, grad_row_weights;
+    const R          *totals, *means; /* (S) Σ u, NULL: it is the number of rows; (S, F) for grad_row_weights */
 };
 
-/* A group of lanes for each row, lanes over features. */
-template <typename R, int G> static __global__ void pool_rows_backward(const pool_gradients<R> a)
+/* A tile of rows and 32 features a block, as forward: what a set gives to all its rows is read once. */
+template <typename R>
+static __global__ void __launch_bounds__(WARP *WALKERS) spread_tiles(const pool_gradients<R> a, int64_t chunks)
+{
+    const int64_t F = a.x.cols, number = quotient(blockIdx.x, chunks),
+                  f = (blockIdx.x - number * chunks) * WARP + threadIdx.x;
+    const tile t = tile_of(a.sets, TILE_ROWS, number);
+
+    if (t.first >= t.rows || f >= F) return;
+    const int64_t end = t.first + TILE_ROWS < t.rows ? t.first + TILE_ROWS : t.rows;
+    const int64_t from = t.set * a.grad_out.row_stride + f, won = t.set * a.winners.row_stride + f;
+    const R       total = a.totals ? a.totals[t.set] : (R)t.rows;
+    const auto    gradient = [&](int block) {
+        return block < 0 ? (R)0 : load<R>(a.grad_out.data, a.grad_out.dtype, from + block * F);
+    };
+    const auto winner = [&](int block) {
+        return block < 0 ? -1 : static_cast<const int32_t *>(a.winners.data)[won + block * F];
+    };
+    const auto c = a.columns;
+    const R    even = (c.mean >= 0 && total != 0 ? gradient(c.mean) / total : (R)0) + gradient(c.sum);
+    const R    largest = gradient(c.max), largest_size = gradient(c.absmax);
+    const int  first = winner(c.max_winner), first_size = winner(c.absmax_winner);
+
+    for (int64_t i = t.first + threadIdx.y; i < end; i += WALKERS) {
+        R dx = 0;
+
+        if (row_valid(a.mask, a.sets, t.begin, t.set, i)) {
+            dx = even * weight_of_row<R>(a.row_weights, a.sets, t, i);
+            if (first == i) dx += largest;
+            if (first_size == i) {
+                const R x = load<R>(a.x.data, a.x.dtype, row_at(a.x, a.sets, t.begin, t.set, i) + f);
+
+                dx += largest_size * (R)((x > 0) - (x < 0));
+            }
+        }
+        store<R>(a.grad_x.data, a.grad_x.dtype, row_at(a.grad_x, a.sets, t.begin, t.set, i) + f, dx);
+    }
+}
+
+/* A warp for each row, lanes over features. */
+template <typename R> static __global__ void weight_gradients(const pool_gradients<R> a)
 {
     const int64_t F = a.x.cols;
     row_place     at;
     R             du = 0;
 
-    const bool    there = group_row<G>(a.sets, nullptr, &at);
-    const bool    valid = there && row_valid(a.mask, a.sets, at.begin, at.set, at.i);
-    const R       u = a.row_weights.data
-                          ? static_cast<const R *>(a.row_weights.data)[row_at(a.row_weights, a.sets, at.begin, at.set, at.i)]
-                          : (R)1;
-    const R       total = a.totals[at.set];
-    const int64_t from = at.set * a.grad_out.row_stride, x_at = row_at(a.x, a.sets, at.begin, at.set, at.i),
-                  to = row_at(a.grad_x, a.sets, at.begin, at.set, at.i);
+    if (!group_row<WARP>(a.sets, nullptr, &at)) return;
+    const R       total = a.totals ? a.totals[at.set] : (R)at.rows;
+    const int64_t from = at.set * a.grad_out.row_stride, x_at = row_at(a.x, a.sets, at.begin, at.set, at.i);
 
-    for (int64_t f = lane_id() % G; f < F; f += G) {
-        int block = 0, winner = 0;
-        R   dx = 0;
+    if (row_valid(a.mask, a.sets, at.begin, at.set, at.i))
+        for (int64_t f = lane_id(); f < F; f += WARP) {
+            const R    x = load<R>(a.x.data, a.x.dtype, x_at + f);
+            const auto gradient = [&](int block) {
+                return load<R>(a.grad_out.data, a.grad_out.dtype, from + block * F + f);
+            };
 
-        for (muvox_aggregates kinds = a.kinds; valid && kinds & 15; kinds >>= 4, block++) {
-            const unsigned kind = kinds & 15;
-            const R        g = load<R>(a.grad_out.data, a.grad_out.dtype, from + block * F + f);
-
-            if (kind == MUVOX_MEAN) {
-                if (total == 0) continue;
-                dx += g * u / total;
-                if (a.grad_row_weights.data)
-                    du += g * (load<R>(a.x.data, a.x.dtype, x_at + f) - a.means[at.set * F + f]) / total;
-            } else if (kind == MUVOX_SUM) {
-                dx += g * u;
-                if (a.grad_row_weights.data) du += g * load<R>(a.x.data, a.x.dtype, x_at + f);
-            } else {
-                if (static_cast<const int32_t *>(a.winners.data)[at.set * a.winners.row_stride + winner++ * F + f] !=
-                    at.i)
-                    continue;
-                const R x = kind == MUVOX_MAX ? (R)1 : load<R>(a.x.data, a.x.dtype, x_at + f);
-
-                dx += g * (R)((x > 0) - (x < 0));
-            }
+            if (a.columns.mean >= 0 && total != 0)
+                du += gradient(a.columns.mean) * (x - a.means[at.set * F + f]) / total;
+            if (a.columns.sum >= 0) du += gradient(a.columns.sum) * x;
         }
-        if (there && a.grad_x.data) store<R>(a.grad_x.data, a.grad_x.dtype, to + f, dx);
-    }
-    if (!a.grad_row_weights.data) return;
-    for (int step = G / 2; step; step /= 2) du += __shfl_xor_sync(ALL_LANES, du, step, G);
-    if (there && lane_id() % G == 0)
+    for (int step = WARP / 2; step; step /= 2) du += __shfl_xor_sync(ALL_LANES, du, step);
+    if (lane_id() == 0)
         static_cast<R *>(a.grad_row_weights.data)[row_at(a.grad_row_weights, a.sets, at.begin, at.set, at.i)] = du;
 }
 
 template <typename R> static muvox_status backward(muvox_context *ctx, const muvox_pool *op)
 {
     const char *const op_name = "pool";
-    const int64_t     S = op->sets.count, F = op->x.cols;
-    const bool        means = op->grad_row_weights.data && columns_of(op->aggregates).mean >= 0;
-    workspace         hold(ctx);
+    const int64_t     S = op->sets.count, F = op->x.cols, chunks = (F + WARP - 1) / WARP;
+    const bool        mean = columns_of(op->aggregates).mean >= 0, means = op->grad_row_weights.data && mean;
+    pool_gradients<R> a = {
+        op->sets,   columns_of(op->aggregates), op->x,   op->mask, op->row_weights, op->grad_out, op->winners,
+        op->grad_x, op->grad_row_weights,       nullptr, nullptr};
+    workspace hold(ctx);
 
     if (!op->sets.rows || (!op->grad_x.data && !op->grad_row_weights.data)) return MUVOX_OK;
-    FORWARD(hold.take(op_name, S * (1 + (means ? F : 0)) * (int64_t)sizeof(R)));
-    R *const           totals = hold.as<R>();
-    muvox_matrix       x = op->x;
-    const muvox_output kept = {means ? totals + S : nullptr, sizeof(R) == 8 ? MUVOX_F64 : MUVOX_F32, S, F, F, 0};
+    if (mean && (op->mask.data || op->row_weights.data)) {
+        FORWARD(hold.take(op_name, S * (1 + (means ? F : 0)) * (int64_t)sizeof(R)));
+        R *const           totals = hold.as<R>();
+        muvox_matrix       x = op->x;
+        const muvox_output kept = {means ? totals + S : nullptr, sizeof(R) == 8 ? MUVOX_F64 : MUVOX_F32, S, F, F, 0};
 
-    if (!means) x.cols = 1; /* for the sum of the weights one column is enough */
-    FORWARD(forward<R>(ctx, {op->sets, MUVOX_MEAN, x, op->mask, op->row_weights, kept, {}, nullptr, totals}));
-    FORWARD(check_grid(ctx, op_name, op->sets.rows / (THREADS / WARP) + 1));
-    return with_group(F, [&](auto group, auto) -> muvox_status {
-        constexpr int G = decltype(group)::value;
+        if (!means) x.cols = 1; /* for the sum of the weights one column is enough */
+        FORWARD(forward<R>(
+            ctx, {op->sets, columns_of(MUVOX_MEAN), x, op->mask, op->row_weights, kept, {}, nullptr, totals}));
+        a.totals = totals;
+        a.means = totals + S;
+    }
+    if (op->grad_x.data) {
+        const int64_t blocks = tile_count(op->sets, TILE_ROWS) * chunks;
 
-        pool_rows_backward<R, G><<<group_blocks<G>(op->sets), THREADS, 0, stream_of(ctx)>>>(
-            {op->sets, op->aggregates, op->x, op->mask, op->row_weights, op->grad_out, op->winners, op->grad_x,
-             op->grad_row_weights, totals, totals + S});
+        FORWARD(check_grid(ctx, op_name, blocks));
+        spread_tiles<R><<<(unsigned)blocks, dim3(WARP, WALKERS), 0, stream_of(ctx)>>>(a, chunks);
         LAUNCHED();
-        return MUVOX_OK;
-    });
+    }
+    if (op->grad_row_weights.data) {
+        FORWARD(check_grid(ctx, op_name, op->sets.rows / (THREADS / WARP) + 1));
+        weight_gradients<R><<<group_blocks<WARP>(op->sets), THREADS, 0, stream_of(ctx)>>>(a);
+        LAUNCHED();
+    }
+    return MUVOX_OK;
 }
 
 extern "C" muvox_status muvox_pool_backward_cuda(muvox_context *ctx, const muvox_pool *op)
