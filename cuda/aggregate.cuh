@@ -141,7 +141,7 @@ template <int G> __device__ __forceinline__ bool group_row(const muvox_sets &set
     at->rows = (int)(set_end(sets, at->set) - at->begin);
     there = there && place >= at->begin && place - at->begin < at->rows;
     at->i = (int)(place - at->begin);
-    if (order && there) at->i = order[place] < 0 ? ~order[place] : order[place];
+    if (there) at->i = ordered_row(order, place, at->begin, at->rows);
     at->row = at->begin + at->i;
     if (!there) *at = {0, 0, 0, 0, 0}; /* a row that there is, in a set without any */
     return there;
@@ -324,7 +324,7 @@ __global__ void weight_gradients(const aggregate_arguments<W> a, const wide_t<T>
                         if (winner_size[u] == r0 + r) sum += largest_size[u] * (R)((m > 0) - (m < 0)) * x;
                     }
                 }
-                for (int step = G / 2; step; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step, G);
+                sum = sum_of_lanes<G>(sum);
                 if (lane == r && j >= 0) dw += sum;
             }
         }

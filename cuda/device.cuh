@@ -20,6 +20,9 @@ template <> struct wide<double> {
 };
 template <typename T> using wide_t = typename wide<T>::type;
 
+/* The dtype of an arithmetic. */
+template <typename R> constexpr muvox_dtype DTYPE = sizeof(R) == sizeof(double) ? MUVOX_F64 : MUVOX_F32;
+
 __device__ __forceinline__ float widen(__half x)
 {
     return __half2float(x);
@@ -142,6 +145,15 @@ template <typename T> struct set_rows {
     }
 };
 
+/* The row at a place of all, in an order of each set's rows that has ~row for those that take no part, or in none (NULL). Wrong
+ * splits leave places without a row of their set: they get their own. */
+__device__ __forceinline__ int ordered_row(const int32_t *order, int64_t place, int64_t begin, int64_t rows)
+{
+    const int own = (int)(place - begin), listed = order ? order[place] : own, row = listed < 0 ? ~listed : listed;
+
+    return row < rows ? row : own;
+}
+
 __device__ __forceinline__ bool row_valid(const muvox_matrix &mask, const muvox_sets &sets, int64_t begin, int64_t s,
                                           int64_t i)
 {
@@ -211,6 +223,13 @@ __device__ __forceinline__ tile tile_of(const muvox_sets &sets, int64_t size, in
 __device__ __forceinline__ unsigned lane_id()
 {
     return threadIdx.x % WARP;
+}
+
+/* The sum over groups of G lanes; all lanes of the warp take part. */
+template <int G = WARP, typename R> __device__ __forceinline__ R sum_of_lanes(R x)
+{
+    for (int step = G / 2; step; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step, G);
+    return x;
 }
 
 #endif

@@ -76,7 +76,7 @@ template <typename T> static __global__ void weight_gradients(muvox_devoxelize o
             for (int64_t c = lane_id(); c < op.feats.cols; c += WARP)
                 sum += widen(static_cast<const T *>(op.grad_out.data)[n * op.grad_out.row_stride + c]) *
                        widen(static_cast<const T *>(op.feats.data)[s * op.feats.row_stride + c]);
-        for (int step = WARP / 2; step; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+        sum = sum_of_lanes(sum);
         if (lane_id() == 0)
             store<R>(op.grad_weights.data, op.grad_weights.dtype, n * op.grad_weights.row_stride + k, sum);
     }

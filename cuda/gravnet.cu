@@ -7,8 +7,6 @@
 #include "pull.cuh"
 #include "search.cuh"
 
-template <typename R> static constexpr muvox_dtype DTYPE = sizeof(R) == 8 ? MUVOX_F64 : MUVOX_F32;
-
 template <typename R> static __global__ void widen_rows(muvox_sets sets, muvox_matrix m, R *to)
 {
     const int64_t number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = quotient(number, m.cols);

@@ -70,6 +70,21 @@ inline cudaStream_t stream_of(const muvox_context *ctx)
     return static_cast<cudaStream_t>(ctx->stream);
 }
 
+/* Parts of one workspace begin at multiples of 256 bytes. */
+inline int64_t rounded_bytes(int64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* Bits that hold the numbers below count. */
+inline int bits_below(int64_t count)
+{
+    int bits = 0;
+
+    while (bits < 62 && INT64_C(1) << bits < count) bits++;
+    return bits;
+}
+
 /* Blocks of `each` items; the grid is flat, as only its first dimension goes past 65,535. */
 inline unsigned blocks_for(int64_t items, int64_t each)
 {

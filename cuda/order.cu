@@ -153,7 +153,7 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
     const tile    t = tile_of(sets, WARP, number);
     const int64_t p = t.begin + t.first + lane_id();
     const bool    there = t.first + lane_id() < t.rows;
-    const int64_t i = !there ? 0 : order ? order[p] : t.first + lane_id();
+    const int64_t i = there ? ordered_row(order, p, t.begin, t.rows) : 0;
     const bool    valid = there && row_valid(mask, sets, t.begin, t.set, i);
     const int64_t at = row_at(coords, sets, t.begin, t.set, i);
     const R       infinity = (R)CUDART_INF;
@@ -184,27 +184,19 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
 
 enum { TILE_WARPS = 4 };
 
-static int bits_of(int64_t count)
-{
-    int bits = 0;
-
-    while (bits < 62 && (INT64_C(1) << bits) < count) bits++;
-    return bits;
-}
-
-/* Sorts all rows of all sets at once; order takes what `rows` of a double buffer ends up with. */
+/* Sorts all rows of all sets at once. */
 template <typename K>
 static muvox_status sort_on_device(muvox_context *ctx, const char *op_name, const curve &c, const muvox_sets &sets,
                                    const muvox_matrix &coords, const muvox_matrix &mask, int32_t *order)
 {
     const int64_t N = sets.rows, tiles = tile_count(sets, WARP);
-    const int     bits = c.length() + bits_of(sets.count);
+    const int     bits = c.length() + bits_below(sets.count);
     size_t        scratch = 0;
     workspace     block(ctx);
 
     CUDA(cub::DeviceRadixSort::SortPairs(nullptr, scratch, (const K *)nullptr, (K *)nullptr, (const int32_t *)nullptr,
                                          (int32_t *)nullptr, N, 0, bits, stream_of(ctx)));
-    const int64_t keys_bytes = (N * (int64_t)sizeof(K) + 255) / 256 * 256, rows_bytes = (N * 4 + 255) / 256 * 256;
+    const int64_t keys_bytes = rounded_bytes(N * (int64_t)sizeof(K)), rows_bytes = rounded_bytes(N * 4);
     FORWARD(block.take(op_name, 2 * keys_bytes + rows_bytes + (int64_t)scratch));
     K *const keys = block.as<K>(), *const sorted = keys + keys_bytes / sizeof(K);
     int32_t *const rows = (int32_t *)(block.as<char>() + 2 * keys_bytes);
@@ -220,7 +212,7 @@ static muvox_status sort_on_device(muvox_context *ctx, const char *op_name, cons
 static muvox_status sort_rows(muvox_context *ctx, const char *op_name, const muvox_sets &sets,
                               const muvox_matrix &coords, const muvox_matrix &mask, int32_t *order)
 {
-    const int set_bits = bits_of(sets.count);
+    const int set_bits = bits_below(sets.count);
     int       bits = 28;
 
     if (!sets.splits && sets.size <= BLOCK_ROWS) {
@@ -245,18 +237,14 @@ static muvox_status sort_rows(muvox_context *ctx, const char *op_name, const muv
     return sort_on_device<uint64_t>(ctx, op_name, c, sets, coords, mask, order);
 }
 
-static bool is_sorted(const muvox_sets &sets)
-{
-    return sets.rows && (sets.splits || sets.size > UNSORTED_ROWS);
-}
-
 muvox_status order_only(muvox_context *ctx, const char *op_name, const muvox_sets &sets, const muvox_matrix &coords,
                         workspace *hold, const int32_t **order)
 {
     const muvox_matrix none = {};
 
     *order = nullptr;
-    if (!is_sorted(sets)) return MUVOX_OK;
+    if (!sets.rows || !rows_sorted(sets)) return MUVOX_OK;
+    FORWARD(check_grid(ctx, op_name, (tile_count(sets, WARP) + TILE_WARPS - 1) / TILE_WARPS));
     FORWARD(hold->take(op_name, sets.rows * 4));
     *order = hold->as<int32_t>();
     return sort_rows(ctx, op_name, sets, coords, none, hold->as<int32_t>());
@@ -271,7 +259,7 @@ muvox_status order_rows(muvox_context *ctx, const char *op_name, const muvox_set
 
     if (N == 0) return MUVOX_OK;
     FORWARD(check_grid(ctx, op_name, (tiles + TILE_WARPS - 1) / TILE_WARPS));
-    if (is_sorted(sets)) {
+    if (rows_sorted(sets)) {
         FORWARD(order.take(op_name, N * 4));
         FORWARD(sort_rows(ctx, op_name, sets, coords, mask, order.as<int32_t>()));
     }

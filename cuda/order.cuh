@@ -21,6 +21,11 @@ template <typename R> struct ordered_rows {
 /* Sets up to this size are not sorted: a search looks at all their rows. */
 enum { UNSORTED_ROWS = 256 };
 
+inline bool rows_sorted(const muvox_sets &sets)
+{
+    return sets.splits || sets.size > UNSORTED_ROWS;
+}
+
 /* The order alone, as in ordered_rows::rows but for masked rows, into hold; NULL where rows are not sorted. */
 muvox_status order_only(muvox_context *ctx, const char *op, const muvox_sets &sets, const muvox_matrix &coords,
                         workspace *hold, const int32_t **order);

@@ -251,7 +251,7 @@ template <typename R> static __global__ void weight_gradients(const pool_gradien
                 du += gradient(a.columns.mean) * (x - a.means[at.set * F + f]) / total;
             if (a.columns.sum >= 0) du += gradient(a.columns.sum) * x;
         }
-    for (int step = WARP / 2; step; step /= 2) du += __shfl_xor_sync(ALL_LANES, du, step);
+    du = sum_of_lanes(du);
     if (lane_id() == 0)
         static_cast<R *>(a.grad_row_weights.data)[row_at(a.grad_row_weights, a.sets, at.begin, at.set, at.i)] = du;
 }
@@ -271,7 +271,7 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
         FORWARD(hold.take(op_name, S * (1 + (means ? F : 0)) * (int64_t)sizeof(R)));
         R *const           totals = hold.as<R>();
         muvox_matrix       x = op->x;
-        const muvox_output kept = {means ? totals + S : nullptr, sizeof(R) == 8 ? MUVOX_F64 : MUVOX_F32, S, F, F, 0};
+        const muvox_output kept = {means ? totals + S : nullptr, DTYPE<R>, S, F, F, 0};
 
         if (!means) x.cols = 1; /* for the sum of the weights one column is enough */
         FORWARD(forward<R>(

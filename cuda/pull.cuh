@@ -35,7 +35,7 @@ template <typename R, typename P> __global__ void pull_rows(const pull_arguments
     const int     M = (int)(set_end(a.sets, s) - begin_coords);
 
     if (place < begin || place >= set_end(sets, s)) return; /* wrong splits leave it out */
-    const int               listed = a.order ? a.order[place] : (int)(place - begin), i = listed < 0 ? ~listed : listed;
+    const int               i = ordered_row(a.order, place, begin, set_end(sets, s) - begin);
     const int64_t           coords = row_at(a.coords, a.sets, begin_coords, s, 0) + c;
     const int64_t           queries = row_at(a.queries, a.query_sets, begin_queries, s, 0) + c;
     const int               stride = (int)a.coords.row_stride, query_stride = (int)a.queries.row_stride;

@@ -49,21 +49,15 @@ static __global__ void find_begins(const uint32_t *picks, int64_t count, int64_t
     begins[j] = low;
 }
 
-static int64_t rounded(int64_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 template <typename P>
 muvox_status reverse_picks(muvox_context *ctx, const char *op_name, int64_t N, int64_t count, const uint32_t *picks,
                            const P *places, workspace *hold, reverse_list<P> *list)
 {
-    const int64_t places_bytes = rounded(count * (int64_t)sizeof(P)), picks_bytes = rounded(count * 4);
-    int           bits = 1;
+    const int64_t places_bytes = rounded_bytes(count * (int64_t)sizeof(P)), picks_bytes = rounded_bytes(count * 4);
+    const int     bits = N ? bits_below(N + 1) : 1; /* N itself stands for no row */
     size_t        scratch = 0;
     workspace     block(ctx);
 
-    while (bits < 32 && N >> bits) bits++; /* N itself stands for no row */
     FORWARD(check_grid(ctx, op_name, count / 256 + 1));
     CUDA(cub::DeviceRadixSort::SortPairs(nullptr, scratch, (const uint32_t *)nullptr, (uint32_t *)nullptr,
                                          (const P *)nullptr, (P *)nullptr, count, 0, bits, stream_of(ctx)));
@@ -89,7 +83,7 @@ muvox_status reverse_neighbours(muvox_context *ctx, const char *op_name, const m
                                 workspace *hold, reverse_list<P> *list)
 {
     const int64_t N = sets.rows, count = query_sets.rows * k, tiles = tile_count(query_sets, WARP);
-    const int64_t picks_bytes = rounded(count * 4);
+    const int64_t picks_bytes = rounded_bytes(count * 4);
     workspace     block(ctx);
 
     REQUIRE(N < INT64_C(0xffffffff), MUVOX_UNSUPPORTED, "%s: backward of %lld rows, at most 2^32 - 2 are supported",
@@ -98,7 +92,7 @@ muvox_status reverse_neighbours(muvox_context *ctx, const char *op_name, const m
     FORWARD(block.take(op_name, picks_bytes + count * (int64_t)sizeof(P)));
     uint32_t *const picks = block.as<uint32_t>();
     P *const        places = (P *)(block.as<char>() + picks_bytes);
-    list->bits = rank_bits(k);
+    list->bits = bits_below(k);
     /* Splits that are wrong leave places of no set: they pick no row. */
     if (query_sets.splits && count) CUDA(cudaMemsetAsync(picks, 0xff, (size_t)count * 4, stream_of(ctx)));
     if (count) {

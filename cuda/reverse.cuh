@@ -22,17 +22,8 @@ template <typename P> struct reverse_list {
     }
 };
 
-/* Bits that hold the ranks of k places. */
-inline int rank_bits(int64_t k)
-{
-    int bits = 0;
-
-    while (INT64_C(1) << bits < k) bits++;
-    return bits;
-}
-
-/* neighbours (Q, k) int32, rows by query_sets; numbers within sets; those outside their set are passed over. Memory:
- * 8 N k bytes (12 from 2^32 places on) and 8 N, and as much again while it sorts. N is below 2^32 − 1. */
+/* neighbours (Q, k) int32, rows by query_sets; numbers within sets; those outside their set are passed over. Memory: 4 bytes a
+ * place (8 from 2^32 places on) and 8 a row; 16 (24) a place while it sorts. N is below 2^32 − 1. */
 template <typename P>
 muvox_status reverse_neighbours(muvox_context *ctx, const char *op, const muvox_sets &sets,
                                 const muvox_sets &query_sets, const muvox_output &neighbours, int64_t k,
@@ -46,7 +37,7 @@ muvox_status reverse_picks(muvox_context *ctx, const char *op, int64_t N, int64_
 /* f with a value of the type that holds the places of so many rows. */
 template <typename F> muvox_status with_places(int64_t rows, int64_t k, F f)
 {
-    return rows <= INT64_C(0xffffffff) >> rank_bits(k) ? f(uint32_t()) : f(uint64_t());
+    return rows <= INT64_C(0xffffffff) >> bits_below(k) ? f(uint32_t()) : f(uint64_t());
 }
 
 #endif

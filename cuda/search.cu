@@ -23,8 +23,7 @@ template <typename R> struct search_arguments {
     place<R>        empty;    /* what a list is filled with: nothing beyond the radius comes before it */
     bool            cross, exclude_self, sorted;
     muvox_output    neighbours, distance2, counts;
-    place<R>       *heaps; /* (warps, heap_size, 32), for lists that do not fit registers */
-    int64_t         heap_size;
+    place<R>       *heaps; /* (warps, k, 32), for lists that do not fit registers */
 };
 
 /* What a warp keeps in shared memory of the tiles it looks at. D > 0: columns known to the compiler; 0: any, and rows and
@@ -321,7 +320,7 @@ template <typename R> static __global__ void __launch_bounds__(WARPS *WARP) sear
     __shared__ stage<R, 0> staged[WARPS];
     const int              warp = (int)threadIdx.x / WARP;
     const int64_t          first = (int64_t)blockIdx.x * WARPS + warp;
-    heap_list<R>           list = {a.heaps + first * a.heap_size * WARP + lane_id(), 0};
+    heap_list<R>           list = {a.heaps + first * a.k * WARP + lane_id(), 0};
 
     for (int64_t item = first; item < a.items; item += (int64_t)gridDim.x * WARPS)
         search_tile(a, item, staged[warp], list);
@@ -355,7 +354,6 @@ template <typename R> static muvox_status launch_heaps(muvox_context *ctx, const
 
     FORWARD(heaps.take(op_name, blocks * block_bytes));
     a.heaps = heaps.as<place<R>>();
-    a.heap_size = a.k;
     search_in_heaps<R><<<(unsigned)blocks, WARPS * WARP, 0, stream_of(ctx)>>>(a);
     LAUNCHED();
     return MUVOX_OK;
@@ -397,7 +395,7 @@ static muvox_status search(muvox_context *ctx, const char *op_name, const search
     a.items = tile_count(a.query_sets, WARP);
     a.cross = request.options & MUVOX_QUERIES;
     a.exclude_self = request.options & MUVOX_EXCLUDE_SELF;
-    a.sorted = a.sets.splits || a.sets.size > UNSORTED_ROWS;
+    a.sorted = rows_sorted(a.sets);
     a.empty = request.options & MUVOX_WITHIN_RADIUS ? beyond(request.max_radius * request.max_radius, R())
                                                     : place<R>::empty();
     a.neighbours = request.neighbours;

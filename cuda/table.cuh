@@ -30,7 +30,7 @@ template <typename P>
 muvox_status reverse_index(muvox_context *ctx, const char *op_name, int64_t N, const muvox_matrix &index,
                            workspace *hold, reverse_list<P> *list)
 {
-    const int64_t count = index.rows * index.cols, picks_bytes = (count * 4 + 255) / 256 * 256;
+    const int64_t count = index.rows * index.cols, picks_bytes = rounded_bytes(count * 4);
     workspace     block(ctx);
 
     REQUIRE(N < INT64_C(0xffffffff), MUVOX_UNSUPPORTED, "%s: an index into %lld rows, at most 2^32 - 2 are supported",
@@ -39,7 +39,7 @@ muvox_status reverse_index(muvox_context *ctx, const char *op_name, int64_t N, c
     FORWARD(block.take(op_name, picks_bytes + count * (int64_t)sizeof(P)));
     uint32_t *const picks = block.as<uint32_t>();
     P *const        places = (P *)(block.as<char>() + picks_bytes);
-    list->bits = rank_bits(index.cols);
+    list->bits = bits_below(index.cols);
     if (count) {
         read_index<P><<<blocks_for(count, 256), 256, 0, stream_of(ctx)>>>(index, count, N, list->bits, picks, places);
         LAUNCHED();

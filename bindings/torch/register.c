@@ -4,9 +4,7 @@
 #include <stdio.h>
 
 /* One line per operator: what X_operators of X.c holds. The binding of the CPU defines them all, that of CUDA adds kernels. */
-#ifdef MUVOX_CUDA
-#define KEY "CUDA"
-#define OPERATORS(X)                                                                                                   \
+#define ON_BOTH(X)                                                                                                     \
     X(knn)                                                                                                             \
     X(gravnet)                                                                                                         \
     X(aggregate)                                                                                                       \
@@ -14,19 +12,16 @@
     X(voxelize)                                                                                                        \
     X(devoxelize)                                                                                                      \
     X(trilinear_weights)
+#ifdef MUVOX_CUDA
+#define KEY          "CUDA"
+#define OPERATORS(X) ON_BOTH(X)
 #else
 #define KEY "CPU"
 #define OPERATORS(X)                                                                                                   \
-    X(knn)                                                                                                             \
-    X(gravnet)                                                                                                         \
-    X(aggregate)                                                                                                       \
+    ON_BOTH(X)                                                                                                         \
     X(attention)                                                                                                       \
     X(offset_attention)                                                                                                \
-    X(neighbour_attention)                                                                                             \
-    X(pool)                                                                                                            \
-    X(voxelize)                                                                                                        \
-    X(devoxelize)                                                                                                      \
-    X(trilinear_weights)
+    X(neighbour_attention)
 #endif
 
 #define DECLARE(op) extern const box_operator op##_operators[2]; /* forward and backward */

@@ -30,6 +30,13 @@ MUVOX_API const char *muvox_simd_name(void);
 /* Compiler and the kernels that were built, on one line. */
 MUVOX_API const char *muvox_build_info(void);
 
+/* libmuvox_cuda: functions muvox_<operator>_<direction>_cuda do on a device what those without the ending do. They check
+ * descriptors but no data, and do not wait for the device; with MUVOX_CHECK=1 in the environment they wait for splits and
+ * check them. Rows and neighbours outside their set are passed over, so that wrong ones give wrong results and no more.
+ * Workspace: a search packs its rows, 4 bytes for each of 2, 4, 8 or d > 8 columns and 4 more (double: 8 for each of d), and
+ * takes up to 24 bytes a row while it sorts them; a backward pass over neighbours takes 16 bytes a place (24 from 2^32
+ * places on) while it sorts who picked whom, gravnet's up to 8 more. */
+
 /* libmuvox_cuda only: "muvox 0.1.0; architectures 80 90; CUDA 13.0", where the last two say what the kernels were compiled
  * for (PTX is kept for the last architecture) and by which toolkit, whose major version the driver must have at least. */
 MUVOX_API const char *muvox_cuda_build_info(void);
