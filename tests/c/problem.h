@@ -130,6 +130,16 @@ void assert_same_outputs(const problem *got, const problem *expected);
 void assert_refused(const problem *p, const muvox_context *ctx, muvox_status got, muvox_status expected, const char *op,
                     const char *argument);
 
+/* The operator refuses `good` of problem p after one change. */
+#define REFUSES(op_name, run, change, status, argument)                                                                \
+    do {                                                                                                               \
+        muvox_##op_name op = good;                                                                                     \
+        muvox_context   ctx = context(MUVOX_SIMD_AUTO, 1);                                                             \
+        change;                                                                                                        \
+        doing("%s", #change);                                                                                          \
+        assert_refused(&p, &ctx, run(&ctx, &op), status, #op_name, argument);                                          \
+    } while (0)
+
 /* grad against central differences of loss(op, simd), which reads x (all in double). */
 void assert_gradient(const char *name, const muvox_sets *sets, const muvox_matrix *x, const muvox_output *grad,
                      double (*loss)(const void *op, muvox_simd simd), const void *op, muvox_simd simd);

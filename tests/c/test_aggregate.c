@@ -309,14 +309,7 @@ START_TEST(gradients_by_finite_differences)
 }
 END_TEST
 
-#define WRONG(run, change, status, argument)                                                                           \
-    do {                                                                                                               \
-        muvox_aggregate op = good;                                                                                     \
-        muvox_context   ctx = context(MUVOX_SIMD_AUTO, 1);                                                             \
-        change;                                                                                                        \
-        doing("%s", #change);                                                                                          \
-        assert_refused(&p, &ctx, run(&ctx, &op), status, "aggregate", argument);                                       \
-    } while (0)
+#define WRONG(run, change, status, argument) REFUSES(aggregate, run, change, status, argument)
 
 START_TEST(forward_refuses_wrong_arguments)
 {

@@ -356,14 +356,7 @@ START_TEST(gradients_by_finite_differences)
 }
 END_TEST
 
-#define WRONG(run, change, status, argument)                                                                           \
-    do {                                                                                                               \
-        muvox_attention op = good;                                                                                     \
-        muvox_context   ctx = context(MUVOX_SIMD_AUTO, 1);                                                             \
-        change;                                                                                                        \
-        doing("%s", #change);                                                                                          \
-        assert_refused(&p, &ctx, run(&ctx, &op), status, "attention", argument);                                       \
-    } while (0)
+#define WRONG(run, change, status, argument) REFUSES(attention, run, change, status, argument)
 
 START_TEST(forward_refuses_wrong_arguments)
 {

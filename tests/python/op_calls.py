@@ -160,14 +160,14 @@ def assert_equal(found, expected):
         assert torch.equal(a, b)
 
 
-def in_fresh_process(program):
+def in_fresh_process(program, timeout=120):
     path = os.pathsep.join([str(Path(muvox.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

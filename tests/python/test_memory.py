@@ -4,10 +4,9 @@ The pair tensor of these sizes would take 1.6 GB.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
+from op_calls import in_fresh_process
 
 SETS, ROWS = 100, 2000
 SPARE = 64e6
@@ -50,10 +49,7 @@ GRAVNET = dict(
 
 
 def fresh_process(parts: dict[str, str], sets: int, rows: int) -> dict[str, float]:
-    code = FRAME.format(**parts, sets=sets, rows=rows)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(in_fresh_process(FRAME.format(**parts, sets=sets, rows=rows), timeout=300))
 
 
 def attention_bytes(N: int, A: int, C: int) -> dict[str, int]:

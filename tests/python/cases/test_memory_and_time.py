@@ -1,8 +1,6 @@
 """Rows 46, 48 and 49: peak memory, and time that grows with the work alone. How fast they are `muvox bench` says."""
 
 import json
-import subprocess
-import sys
 import time
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 
 import muvox
 from cases.calls import ragged
+from op_calls import in_fresh_process
 
 ROWS = 14_000  # one set; its pairs would take 800 MB
 SPARE = 64e6
@@ -53,10 +52,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def peaks():
-    program = PROGRAM.replace("ROWS", str(ROWS))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(in_fresh_process(PROGRAM.replace("ROWS", str(ROWS)), timeout=300))
 
 
 NAMES = "knn", "knn of queries", "gravnet", "aggregate", "neighbour_attention", "attention", "offset_attention"
