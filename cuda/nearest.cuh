@@ -97,6 +97,14 @@ template <> __device__ __forceinline__ void exchange<float>(place<float> &a, pla
     b.bits = second;
 }
 
+__device__ __forceinline__ void exchange(uint32_t &a, uint32_t &b)
+{
+    const uint32_t first = min(a, b), second = max(a, b);
+
+    a = first;
+    b = second;
+}
+
 /* The one that comes first. */
 template <typename R> __device__ __forceinline__ place<R> first_of(place<R> a, place<R> b)
 {
@@ -118,7 +126,7 @@ __host__ __device__ constexpr bool merges(int i, int step, int size)
 }
 
 /* One column of the sorting network after another, all indices known to the compiler. */
-template <int I, int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void merge_column(place<R> (&x)[N])
+template <int I, int STEP, int SIZE, typename T, int N> __device__ __forceinline__ void merge_column(T (&x)[N])
 {
     if constexpr (I + STEP < N) {
         if constexpr (merges(I, STEP, SIZE)) exchange(x[I], x[I + STEP]);
@@ -126,7 +134,7 @@ template <int I, int STEP, int SIZE, typename R, int N> __device__ __forceinline
     }
 }
 
-template <int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void merge_runs(place<R> (&x)[N])
+template <int STEP, int SIZE, typename T, int N> __device__ __forceinline__ void merge_runs(T (&x)[N])
 {
     if constexpr (STEP > 0) {
         merge_column<0, STEP, SIZE>(x);
@@ -135,7 +143,7 @@ template <int STEP, int SIZE, typename R, int N> __device__ __forceinline__ void
 }
 
 /* Sorts N places, a power of two. */
-template <int SIZE = 1, typename R, int N> __device__ __forceinline__ void sort_places(place<R> (&x)[N])
+template <int SIZE = 1, typename T, int N> __device__ __forceinline__ void sort_places(T (&x)[N])
 {
     if constexpr (SIZE < N) {
         merge_runs<SIZE, SIZE>(x);
@@ -143,15 +151,32 @@ template <int SIZE = 1, typename R, int N> __device__ __forceinline__ void sort_
     }
 }
 
-/* Sorts a sequence that rises, then falls. */
-template <int STEP, typename R, int N> __device__ __forceinline__ void sort_bitonic(place<R> (&x)[N])
+/* The power of two that is not below n. */
+__host__ __device__ constexpr int power_above(int n)
+{
+    int power = 1;
+
+    while (power < n) power *= 2;
+    return power;
+}
+
+/* Sorts a sequence that rises, then falls. N that is no power of two: as if least places came before, which stay there. */
+template <int N, int STEP = power_above(N) / 2, typename T> __device__ __forceinline__ void sort_bitonic(T (&x)[N])
 {
     if constexpr (STEP > 0) {
 #pragma unroll
         for (int r = 0; r < N; r++)
-            if (!(r & STEP)) exchange(x[r], x[r + STEP]);
-        sort_bitonic<STEP / 2>(x);
+            if (!((r + power_above(N) - N) & STEP)) exchange(x[r], x[r + STEP]);
+        sort_bitonic<N, STEP / 2>(x);
     }
+}
+
+/* The distance² beyond which nothing comes before a place: any while that is an empty one or a NaN. */
+template <typename R> __device__ __forceinline__ R reach_of(place<R> farthest)
+{
+    const R distance2 = farthest.distance2();
+
+    return distance2 != distance2 ? (R)INFINITY : distance2;
 }
 
 /* Up to K places in registers, nearest first. With k < K the first K − k hold what nothing comes before. New places come in
@@ -169,6 +194,14 @@ template <typename R, int K> struct register_list {
     {
         return places[K - 1];
     }
+    __device__ __forceinline__ R reach() const
+    {
+        return reach_of(farthest());
+    }
+    __device__ __forceinline__ bool wants(R gap, int32_t row) const
+    {
+        return place<R>::of(gap, row).before(farthest());
+    }
     __device__ __forceinline__ void insert(place<R> (&x)[GROUP]) /* places that are not there are empty ones */
     {
         if constexpr (GROUP == 1) {
@@ -181,7 +214,7 @@ template <typename R, int K> struct register_list {
          * falling: a bitonic sequence, which log K steps sort. */
 #pragma unroll
         for (int g = 0; g < GROUP; g++) places[K - 1 - g] = first_of(places[K - 1 - g], x[g]);
-        sort_bitonic<K / 2>(places);
+        sort_bitonic(places);
     }
     __device__ __forceinline__ void sort()
     {
@@ -212,6 +245,14 @@ template <typename R> struct heap_list {
     __device__ __forceinline__ place<R> farthest() const
     {
         return at(0);
+    }
+    __device__ __forceinline__ R reach() const
+    {
+        return reach_of(farthest());
+    }
+    __device__ __forceinline__ bool wants(R gap, int32_t row) const
+    {
+        return place<R>::of(gap, row).before(farthest());
     }
     __device__ void sink(place<R> x, int64_t length) /* puts x in the place of the top */
     {

@@ -65,6 +65,37 @@ static __device__ uint32_t rank_among(float sorted, float x)
     return (uint32_t)low << 11 | (part > 0.f ? part < 2047.f ? (uint32_t)part : 2047u : 0u);
 }
 
+/* Position along a Hilbert curve through the cells whose indices are the ranks, after J. Skilling, Programming the Hilbert
+ * curve, AIP Conference Proceedings 707 (2004) 381. */
+static __device__ uint32_t hilbert_position(const curve &c, uint32_t (&ranks)[KEY_DIMS])
+{
+    uint32_t position = 0, turn = 0;
+
+    for (uint32_t bit = 1u << (c.bits - 1); bit > 1; bit >>= 1) {
+#pragma unroll
+        for (int i = 0; i < KEY_DIMS; i++) {
+            if (i >= c.dims) break;
+            const uint32_t exchanged = (ranks[0] ^ ranks[i]) & (bit - 1);
+
+            ranks[0] ^= ranks[i] & bit ? bit - 1 : exchanged;
+            if (!(ranks[i] & bit) && i > 0) ranks[i] ^= exchanged;
+        }
+    }
+#pragma unroll
+    for (int i = 1; i < KEY_DIMS; i++)
+        if (i < c.dims) ranks[i] ^= ranks[i - 1];
+#pragma unroll
+    for (int i = 0; i < KEY_DIMS; i++)
+        if (i == c.dims - 1)
+            for (uint32_t bit = 1u << (c.bits - 1); bit > 1; bit >>= 1)
+                if (ranks[i] & bit) turn ^= bit - 1;
+    for (int bit = c.bits - 1; bit >= 0; bit--)
+#pragma unroll
+        for (int i = 0; i < KEY_DIMS; i++)
+            if (i < c.dims) position = position << 1 | ((ranks[i] ^ turn) >> bit & 1u);
+    return position;
+}
+
 /* Position on the curve of row i of a set, one row for each lane of a whole warp; lanes with i >= rows get any. */
 static __device__ uint32_t curve_position(const curve &c, const muvox_sets &sets, const muvox_matrix &coords,
                                           const muvox_matrix &mask, int64_t s, int64_t begin, int64_t rows, int64_t i)
@@ -72,22 +103,23 @@ static __device__ uint32_t curve_position(const curve &c, const muvox_sets &sets
     const int64_t mine = i < rows ? i : rows - 1, sample = lane_id() * rows / WARP;
     const int64_t at = row_at(coords, sets, begin, s, mine), sample_at = row_at(coords, sets, begin, s, sample);
     const bool    sampled = row_valid(mask, sets, begin, s, sample);
-    uint32_t      position = 0;
+    uint32_t      ranks[KEY_DIMS];
     bool          nan = false;
 
-    for (int column = 0; column < c.dims; column++) {
+#pragma unroll
+    for (int column = 0; column < KEY_DIMS; column++) {
+        if (column >= c.dims) break;
         const float x = load<float>(coords.data, coords.dtype, at + column);
         const float other = sampled ? load<float>(coords.data, coords.dtype, sample_at + column) : CUDART_INF_F;
         const float sorted = sort_lanes(isnan(other) ? CUDART_INF_F : other);
-        uint32_t    rank = rank_among(sorted, x) >> (RANK_BITS - c.bits);
 
         nan |= isnan(x);
-        for (int bit = 0; bit < c.bits; bit++, rank >>= 1) position |= (rank & 1u) << (bit * c.dims + column);
+        ranks[column] = rank_among(sorted, x) >> (RANK_BITS - c.bits);
     }
     for (int64_t column = c.dims; column < coords.cols; column++)
         nan |= isnan(load<float>(coords.data, coords.dtype, at + column));
     if (!row_valid(mask, sets, begin, s, mine)) return c.masked();
-    return nan ? c.nan() : position;
+    return nan ? c.nan() : hilbert_position(c, ranks);
 }
 
 /* Uniform sets of up to THREADS · ITEMS rows, one block each: order[s · M + p] is the row at position p of set s. */
@@ -142,6 +174,9 @@ static __global__ void write_keys(curve c, muvox_sets sets, muvox_matrix coords,
     rows[t.begin + i] = (int32_t)i;
 }
 
+/* What rounding may take from the radius of a ball, squares that underflow included. */
+static constexpr float BALL_SLACK = 1e-5f, BALL_SLACK_UNDERFLOW = 2e-22f;
+
 /* Packs the rows in their order, one warp for each tile. */
 template <typename R>
 static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_matrix mask, int64_t tiles,
@@ -161,12 +196,22 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
 
     if (t.first >= t.rows) return;
     if (there) out.rows[p] = valid ? (int32_t)i : ~(int32_t)i;
+    const int64_t ball = number * BALLS + lane_id() / BALL_ROWS;
+    R             far2 = 0; /* from the centre of the ball; NaN if that is infinite */
+    bool          nan = false;
     for (int c = 0; c < out.width; c++) {
-        R x = valid ? (c < coords.cols ? load<R>(coords.data, coords.dtype, at + c) : (R)0) : infinity;
+        const R x = valid ? (c < coords.cols ? load<R>(coords.data, coords.dtype, at + c) : (R)0) : infinity;
+        R       low = valid && !isnan(x) ? x : infinity, high = valid && !isnan(x) ? x : -infinity;
 
         if (there) out.points[p * out.width + c] = x;
-        R low = valid && !isnan(x) ? x : infinity, high = valid && !isnan(x) ? x : -infinity;
-        for (int step = WARP / 2; step; step /= 2) {
+        nan |= isnan(x);
+        for (int step = 1; step < WARP; step *= 2) {
+            if (step == BALL_ROWS && out.centres) {
+                const R centre = low <= high ? (R)0.5 * low + (R)0.5 * high : (R)0;
+
+                far2 = fused(x - centre, x - centre, far2);
+                if (lane_id() % BALL_ROWS == 0) out.centres[ball * out.width + c] = centre;
+            }
             const R other_low = __shfl_xor_sync(ALL_LANES, low, step),
                     other_high = __shfl_xor_sync(ALL_LANES, high, step);
 
@@ -176,6 +221,21 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
         if (lane_id() == 0) {
             out.boxes[(2 * number) * out.width + c] = low;
             out.boxes[(2 * number + 1) * out.width + c] = high;
+        }
+    }
+    if (out.centres) {
+        R       radius = valid && !nan ? sqrt(far2) * (1 + BALL_SLACK) + BALL_SLACK_UNDERFLOW : (R)-1;
+        int32_t lowest_in_ball = lowest;
+
+        for (int step = 1; step < BALL_ROWS; step *= 2) {
+            const R other = __shfl_xor_sync(ALL_LANES, radius, step);
+
+            radius = isnan(other) || other > radius ? other : radius;
+            lowest_in_ball = min(lowest_in_ball, __shfl_xor_sync(ALL_LANES, lowest_in_ball, step));
+        }
+        if (lane_id() % BALL_ROWS == 0) {
+            out.radii[ball] = radius;
+            out.lowest_in_ball[ball] = lowest_in_ball;
         }
     }
     lowest = __reduce_min_sync(ALL_LANES, lowest);
@@ -252,9 +312,9 @@ muvox_status order_only(muvox_context *ctx, const char *op_name, const muvox_set
 
 template <typename R>
 muvox_status order_rows(muvox_context *ctx, const char *op_name, const muvox_sets &sets, const muvox_matrix &coords,
-                        const muvox_matrix &mask, int width, workspace *hold, ordered_rows<R> *rows)
+                        const muvox_matrix &mask, int width, bool balls, workspace *hold, ordered_rows<R> *rows)
 {
-    const int64_t N = sets.rows, tiles = tile_count(sets, WARP);
+    const int64_t N = sets.rows, tiles = tile_count(sets, WARP), ball_count = balls ? BALLS * tiles : 0;
     workspace     order(ctx);
 
     if (N == 0) return MUVOX_OK;
@@ -263,12 +323,16 @@ muvox_status order_rows(muvox_context *ctx, const char *op_name, const muvox_set
         FORWARD(order.take(op_name, N * 4));
         FORWARD(sort_rows(ctx, op_name, sets, coords, mask, order.as<int32_t>()));
     }
-    FORWARD(hold->take(op_name, (N + 2 * tiles) * width * (int64_t)sizeof(R) + (N + tiles) * 4));
+    FORWARD(hold->take(op_name, ((N + 2 * tiles + ball_count) * width + ball_count) * (int64_t)sizeof(R) +
+                                    (N + tiles + ball_count) * 4));
     rows->width = width;
     rows->points = hold->as<R>();
     rows->boxes = rows->points + N * width;
-    rows->rows = (int32_t *)(rows->boxes + 2 * tiles * width);
+    rows->centres = balls ? rows->boxes + 2 * tiles * width : nullptr;
+    rows->radii = rows->boxes + (2 * tiles + ball_count) * width;
+    rows->rows = (int32_t *)(rows->radii + ball_count);
     rows->lowest = rows->rows + N;
+    rows->lowest_in_ball = rows->lowest + tiles;
     pack_rows<R><<<blocks_for(tiles, TILE_WARPS), TILE_WARPS * WARP, 0, stream_of(ctx)>>>(sets, coords, mask, tiles,
                                                                                           order.as<int32_t>(), *rows);
     LAUNCHED();
@@ -276,6 +340,6 @@ muvox_status order_rows(muvox_context *ctx, const char *op_name, const muvox_set
 }
 
 template muvox_status order_rows<float>(muvox_context *, const char *, const muvox_sets &, const muvox_matrix &,
-                                        const muvox_matrix &, int, workspace *, ordered_rows<float> *);
+                                        const muvox_matrix &, int, bool, workspace *, ordered_rows<float> *);
 template muvox_status order_rows<double>(muvox_context *, const char *, const muvox_sets &, const muvox_matrix &,
-                                         const muvox_matrix &, int, workspace *, ordered_rows<double> *);
+                                         const muvox_matrix &, int, bool, workspace *, ordered_rows<double> *);

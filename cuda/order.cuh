@@ -1,7 +1,7 @@
 /* The rows of each set laid out for a search: coordinates widened and packed, rows that are near each other put near each
  * other, in tiles of 32 with the box around each.
  *
- * Rows of larger sets are sorted along a Morton curve of their coordinates' ranks among 32 rows of the set, so that neither
+ * Rows of larger sets are sorted along a Hilbert curve of their coordinates' ranks among 32 rows of the set, so that neither
  * far rows nor a cluster spoil the curve. The order decides only how much is searched, never what is found. */
 #ifndef MUVOX_CUDA_ORDER_H
 #define MUVOX_CUDA_ORDER_H
@@ -16,7 +16,13 @@ template <typename R> struct ordered_rows {
     R       *boxes;  /* (tiles, 2, width) lower and upper corner around the rows without NaN that take part */
     int32_t *lowest; /* (tiles) lowest number of a row that takes part, INT32_MAX if there is none */
     int      width;
+    /* Balls around every 8 rows, those without NaN that take part, four for each tile; only if asked for. */
+    R       *centres;        /* (tiles, 4, width) */
+    R       *radii;          /* (tiles, 4) rounded up, −1 if there is no row */
+    int32_t *lowest_in_ball; /* (tiles, 4) */
 };
+
+enum { BALL_ROWS = 8, BALLS = WARP / BALL_ROWS };
 
 /* Sets up to this size are not sorted: a search looks at all their rows. */
 enum { UNSORTED_ROWS = 256 };
@@ -30,10 +36,10 @@ inline bool rows_sorted(const muvox_sets &sets)
 muvox_status order_only(muvox_context *ctx, const char *op, const muvox_sets &sets, const muvox_matrix &coords,
                         workspace *hold, const int32_t **order);
 
-/* coords (N, d) with d <= width; what `rows` points to lives as long as `hold`. Memory: N (width · sizeof(R) + 4) bytes and
- * a little for the boxes; before that, while sorting, 24 N. */
+/* coords (N, d) with d <= width; what `rows` points to lives as long as `hold`. Memory: about N (1.2 width · sizeof(R) + 6)
+ * bytes; before that, while sorting, 24 N. */
 template <typename R>
 muvox_status order_rows(muvox_context *ctx, const char *op, const muvox_sets &sets, const muvox_matrix &coords,
-                        const muvox_matrix &mask, int width, workspace *hold, ordered_rows<R> *rows);
+                        const muvox_matrix &mask, int width, bool balls, workspace *hold, ordered_rows<R> *rows);
 
 #endif

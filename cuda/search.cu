@@ -1,7 +1,7 @@
 #include "search.cuh"
 
-#include "nearest.cuh"
-#include "order.cuh"
+#include "itinerary.cuh"
+#include "shortlist.cuh"
 
 #include <math.h>
 #include <string.h>
@@ -14,81 +14,19 @@
  * The distance to a box is computed with the same operations in the same order as a distance, each of which is monotonic in
  * floating point too, so it is never larger than the distance to a row inside: nothing is lost by skipping. */
 
-enum { WARPS = 4, BATCH = 4 };
-
-template <typename R> struct search_arguments {
-    muvox_sets      sets, query_sets;
-    ordered_rows<R> rows, queries;
-    int64_t         k, items; /* items: tiles of queries */
-    place<R>        empty;    /* what a list is filled with: nothing beyond the radius comes before it */
-    bool            cross, exclude_self, sorted;
-    muvox_output    neighbours, distance2, counts;
-    place<R>       *heaps; /* (warps, k, 32), for lists that do not fit registers */
-};
-
 /* What a warp keeps in shared memory of the tiles it looks at. D > 0: columns known to the compiler; 0: any, and rows and
  * queries are read where they lie. */
 template <typename R, int D> struct stage {
     R        points[BATCH * WARP * (D > 0 ? D : 1)];
     int32_t  rows[BATCH * WARP];
     unsigned marks[BATCH * WARP];
+    int32_t  batch[BATCH]; /* numbers of the tiles */
 };
 
-/* The query of a lane, and the set that its warp searches. */
-template <typename R, int D> struct query {
-    const R *rows, *boxes; /* of the set */
-    const R *where;        /* the query's own coordinates */
-    R        x[D > 0 ? D : 1];
-    int64_t  count; /* rows of the set */
-    int      width;
-    int32_t  self; /* number of the row to leave out, or −1 */
-
-    __device__ __forceinline__ int columns() const
-    {
-        return D > 0 ? D : width;
-    }
-    __device__ __forceinline__ R column(int c) const
-    {
-        if constexpr (D > 0)
-            return x[c];
-        else
-            return where[c];
-    }
-
-    /* distance² to a row */
-    __device__ __forceinline__ R distance2(const R *row) const
-    {
-        R sum = 0;
-
-#pragma unroll
-        for (int c = 0; c < columns(); c++) {
-            const R difference = column(c) - row[c];
-
-            sum = fused(difference, difference, sum);
-        }
-        return sum;
-    }
-};
-
-/* distance² of two boxes, each (2, columns) lower and upper corner. NaN corners, of boxes of infinite rows, count as near. */
-template <typename R> __device__ __forceinline__ R box_gap(const R *low, const R *high, const R *box, int columns)
-{
-    R sum = 0;
-
-#pragma unroll
-    for (int c = 0; c < columns; c++) {
-        const R below = box[c] - high[c], above = low[c] - box[columns + c];
-        const R gap = fmax(fmax(below, above), (R)0);
-
-        sum = fused(gap, gap, sum);
-    }
-    return sum;
-}
-
-/* Looks at `waiting` tiles of the set, whose numbers are in `batch`. */
+/* Looks at the `waiting` tiles of the batch. */
 template <typename R, int D, typename L>
-__device__ __forceinline__ void look(const query<R, D> &q, const int32_t *numbers, stage<R, D> &staged,
-                                     const int64_t (&batch)[BATCH], int waiting, L &list)
+__device__ __forceinline__ void look(const query<R, D> &q, const int32_t *numbers, stage<R, D> &staged, int waiting,
+                                     L &list)
 {
     const R  limit = list.farthest().distance2(); /* NaN while there is room */
     unsigned marks = 0;
@@ -98,7 +36,7 @@ __device__ __forceinline__ void look(const query<R, D> &q, const int32_t *number
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
         if (b >= waiting) break;
-        const int64_t i = batch[b] * WARP + lane_id();
+        const int64_t i = (int64_t)staged.batch[b] * WARP + lane_id();
         const bool    there = i < q.count;
 
         staged.rows[b * WARP + lane_id()] = there ? numbers[i] : -1;
@@ -112,7 +50,7 @@ __device__ __forceinline__ void look(const query<R, D> &q, const int32_t *number
         if constexpr (D > 0)
             return (const R *)staged.points + (b * WARP + j) * D;
         else {
-            const int64_t i = batch[b] * WARP + j;
+            const int64_t i = (int64_t)staged.batch[b] * WARP + j;
 
             return q.rows + (i < q.count ? i : q.count - 1) * q.width;
         }
@@ -146,110 +84,6 @@ __device__ __forceinline__ void look(const query<R, D> &q, const int32_t *number
     }
 }
 
-/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles outwards from there. In a group each
- * lane asks for the whole warp about one tile, then all lanes, each for itself, about those that remain. */
-template <typename R, int D> struct itinerary {
-    const int32_t *lowest;
-    const R       *around; /* box of the queries */
-    int64_t        own;    /* −1: the queries are other rows */
-    int64_t        tiles, step;
-    bool           sorted;
-    unsigned       left; /* tiles of the present group that have not been asked about */
-
-    __device__ __forceinline__ int64_t group() const
-    {
-        const int64_t middle = own < 0 ? 0 : own / WARP;
-
-        return step & 1 ? middle - (step + 1) / 2 : middle + step / 2;
-    }
-
-    template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list) const
-    {
-        const int64_t mine = group() * WARP + lane_id();
-        const bool    seen = own >= 0 && (mine == own || (sorted && (mine == own - 1 || mine == own + 1)));
-        bool          candidate = group() >= 0 && mine < tiles && !seen;
-
-        if constexpr (D > 0)
-            if (sorted) {
-                R farthest = list.farthest().distance2();
-
-                farthest = farthest != farthest ? (R)INFINITY : farthest;
-                for (int lanes = WARP / 2; lanes; lanes /= 2)
-                    farthest = fmax(farthest, __shfl_xor_sync(ALL_LANES, farthest, lanes));
-                candidate = candidate && !(box_gap(around, around + D, q.boxes + 2 * mine * D, D) > farthest);
-            }
-        return __ballot_sync(ALL_LANES, candidate);
-    }
-
-    template <typename L> __device__ __forceinline__ bool worth(const query<R, D> &q, int64_t tile, const L &list) const
-    {
-        const R *const point = D > 0 ? q.x : q.where;
-        const R        gap = box_gap(point, point, q.boxes + 2 * tile * q.columns(), q.columns());
-        const place<R> best = place<R>::of(gap, lowest[tile]); /* of what may be in there */
-
-        return __any_sync(ALL_LANES, best.before(list.farthest()));
-    }
-
-    /* Fills the batch; returns how many, 0 after the last. */
-    template <typename L>
-    __device__ __forceinline__ int next(const query<R, D> &q, const L &list, int64_t (&batch)[BATCH])
-    {
-        const int64_t groups = (tiles + WARP - 1) / WARP;
-        int           waiting = 0;
-        /* Not batch[waiting]: with indices that the compiler knows the batch stays in registers. */
-        const auto add = [&](int64_t tile) {
-#pragma unroll
-            for (int b = 0; b < BATCH; b++)
-                if (b == waiting) batch[b] = tile;
-            waiting++;
-        };
-
-        if (step == -2) {
-            step = -1;
-            if (own >= 0) {
-                add(own);
-                return waiting;
-            }
-        }
-        if (step == -1) {
-            step = 0;
-            left = candidates(q, list);
-            if (sorted && own > 0) add(own - 1);
-            if (sorted && own >= 0 && own + 1 < tiles) add(own + 1);
-            if (waiting) return waiting;
-        }
-        while (waiting < BATCH) {
-            if (!left) {
-                if (++step >= 2 * groups) break;
-                left = candidates(q, list);
-                continue;
-            }
-            const int64_t tile = group() * WARP + __ffs(left) - 1;
-
-            left &= left - 1;
-            if (!sorted || worth(q, tile, list)) add(tile);
-        }
-        return waiting;
-    }
-};
-
-/* The corners of the box around the queries of a warp. */
-template <typename R, int D> __device__ __forceinline__ void bound_queries(const query<R, D> &q, bool looks, R *around)
-{
-    if constexpr (D > 0)
-#pragma unroll
-        for (int c = 0; c < D; c++) {
-            R low = looks ? q.x[c] : (R)NAN, high = low; /* fmin and fmax pass over NaN */
-
-            for (int lanes = WARP / 2; lanes; lanes /= 2) {
-                low = fmin(low, __shfl_xor_sync(ALL_LANES, low, lanes));
-                high = fmax(high, __shfl_xor_sync(ALL_LANES, high, lanes));
-            }
-            around[c] = low;
-            around[D + c] = high;
-        }
-}
-
 template <typename R, typename L>
 __device__ __forceinline__ void write_list(const search_arguments<R> &a, const tile &t, int32_t row, L &list)
 {
@@ -273,6 +107,7 @@ __device__ __forceinline__ void write_list(const search_arguments<R> &a, const t
 template <typename R, int D, typename L>
 __device__ __forceinline__ void search_tile(const search_arguments<R> &a, int64_t item, stage<R, D> &staged, L &list)
 {
+    if (a.redo && !a.redo[item]) return;
     const tile t = tile_of(a.query_sets, WARP, item);
 
     if (t.first >= t.rows) return;
@@ -294,42 +129,41 @@ __device__ __forceinline__ void search_tile(const search_arguments<R> &a, int64_
         for (int c = 0; c < D; c++) q.x[c] = q.where[c];
     list.clear(a.k, looks ? a.empty : place<R>::least()); /* least: nothing comes before, nothing is looked for */
     bound_queries(q, looks, around);
-    itinerary<R, D> tiles = {
-        a.rows.lowest + first, around, a.cross ? -1 : t.first / WARP, (q.count + WARP - 1) / WARP, -2, a.sorted, 0};
-    int64_t batch[BATCH];
+    itinerary<R, D> tiles(a, q, t, around);
 
-    while (const int waiting = tiles.next(q, list, batch)) look(q, a.rows.rows + begin, staged, batch, waiting, list);
+    while (const int waiting = tiles.next(q, list, staged.batch)) look(q, a.rows.rows + begin, staged, waiting, list);
     if (i >= t.rows) return;
     if (!looks) list.clear(a.k, place<R>::empty());
     write_list(a, t, number >= 0 ? number : ~number, list);
 }
 
 template <typename R, int D, int K>
-static __global__ void __launch_bounds__(WARPS *WARP) search_in_registers(const search_arguments<R> a)
+static __global__ void __launch_bounds__(SEARCH_WARPS *WARP) search_in_registers(const search_arguments<R> a)
 {
-    __shared__ stage<R, D> staged[WARPS];
+    __shared__ stage<R, D> staged[SEARCH_WARPS];
     const int              warp = (int)threadIdx.x / WARP;
-    const int64_t          item = (int64_t)blockIdx.x * WARPS + warp;
+    const int64_t          item = (int64_t)blockIdx.x * SEARCH_WARPS + warp;
     register_list<R, K>    list;
 
     if (item < a.items) search_tile(a, item, staged[warp], list);
 }
 
-template <typename R> static __global__ void __launch_bounds__(WARPS *WARP) search_in_heaps(const search_arguments<R> a)
+template <typename R>
+static __global__ void __launch_bounds__(SEARCH_WARPS *WARP) search_in_heaps(const search_arguments<R> a)
 {
-    __shared__ stage<R, 0> staged[WARPS];
+    __shared__ stage<R, 0> staged[SEARCH_WARPS];
     const int              warp = (int)threadIdx.x / WARP;
-    const int64_t          first = (int64_t)blockIdx.x * WARPS + warp;
+    const int64_t          first = (int64_t)blockIdx.x * SEARCH_WARPS + warp;
     heap_list<R>           list = {a.heaps + first * a.k * WARP + lane_id(), 0};
 
-    for (int64_t item = first; item < a.items; item += (int64_t)gridDim.x * WARPS)
+    for (int64_t item = first; item < a.items; item += (int64_t)gridDim.x * SEARCH_WARPS)
         search_tile(a, item, staged[warp], list);
 }
 
 template <typename R, int D, int K>
 static muvox_status launch(muvox_context *ctx, const char *op_name, const search_arguments<R> &a)
 {
-    search_in_registers<R, D, K><<<blocks_for(a.items, WARPS), WARPS * WARP, 0, stream_of(ctx)>>>(a);
+    search_in_registers<R, D, K><<<blocks_for(a.items, SEARCH_WARPS), SEARCH_WARPS * WARP, 0, stream_of(ctx)>>>(a);
     LAUNCHED();
     return MUVOX_OK;
 }
@@ -347,14 +181,14 @@ static const int64_t HEAP_BYTES = INT64_C(64) << 20;
 
 template <typename R> static muvox_status launch_heaps(muvox_context *ctx, const char *op_name, search_arguments<R> &a)
 {
-    const int64_t block_bytes = WARPS * WARP * a.k * (int64_t)sizeof(place<R>);
+    const int64_t block_bytes = SEARCH_WARPS * WARP * a.k * (int64_t)sizeof(place<R>);
     const int64_t most = HEAP_BYTES / block_bytes < 1 ? 1 : HEAP_BYTES / block_bytes;
-    const int64_t needed = blocks_for(a.items, WARPS), blocks = needed < most ? needed : most;
+    const int64_t needed = blocks_for(a.items, SEARCH_WARPS), blocks = needed < most ? needed : most;
     workspace     heaps(ctx);
 
     FORWARD(heaps.take(op_name, blocks * block_bytes));
     a.heaps = heaps.as<place<R>>();
-    search_in_heaps<R><<<(unsigned)blocks, WARPS * WARP, 0, stream_of(ctx)>>>(a);
+    search_in_heaps<R><<<(unsigned)blocks, SEARCH_WARPS * WARP, 0, stream_of(ctx)>>>(a);
     LAUNCHED();
     return MUVOX_OK;
 }
@@ -384,9 +218,10 @@ static muvox_status search(muvox_context *ctx, const char *op_name, const search
 {
     const int64_t       d = request.coords.cols;
     const bool          fast = sizeof(R) == sizeof(float) && d <= 8 && request.k <= 64;
+    const bool          shortlists = sizeof(R) == sizeof(float) && shortlist_suits(request.sets, d, request.k);
     const int           width = !fast ? (int)d : d <= 2 ? 2 : d <= 4 ? 4 : 8;
     const muvox_matrix  none = {};
-    workspace           queries_hold(ctx);
+    workspace           queries_hold(ctx), redo(ctx);
     search_arguments<R> a = {};
 
     a.sets = request.sets;
@@ -402,13 +237,20 @@ static muvox_status search(muvox_context *ctx, const char *op_name, const search
     a.distance2 = request.distance2;
     a.counts = request.counts;
     if (a.query_sets.rows == 0) return MUVOX_OK;
-    FORWARD(order_rows<R>(ctx, op_name, a.sets, request.coords, request.mask, width, hold, &a.rows));
+    FORWARD(order_rows<R>(ctx, op_name, a.sets, request.coords, request.mask, width, shortlists && a.sorted, hold,
+                          &a.rows));
     if (order) *order = a.sorted ? a.rows.rows : nullptr;
     a.queries = a.rows;
     if (a.cross)
-        FORWARD(order_rows<R>(ctx, op_name, a.query_sets, request.queries, none, width, &queries_hold, &a.queries));
-    FORWARD(check_grid(ctx, op_name, (a.items + WARPS - 1) / WARPS));
+        FORWARD(
+            order_rows<R>(ctx, op_name, a.query_sets, request.queries, none, width, false, &queries_hold, &a.queries));
+    FORWARD(check_grid(ctx, op_name, (a.items + SEARCH_WARPS - 1) / SEARCH_WARPS));
     if constexpr (sizeof(R) == sizeof(float)) {
+        if (shortlists) {
+            FORWARD(redo.take(op_name, a.items));
+            FORWARD(search_by_shortlist(ctx, op_name, a, request.coords, redo.as<uint8_t>()));
+            a.redo = redo.as<uint8_t>();
+        }
         if (fast && width == 2) return launch_list<2>(ctx, op_name, a);
         if (fast && width == 4) return launch_list<4>(ctx, op_name, a);
         if (fast) return launch_list<8>(ctx, op_name, a);

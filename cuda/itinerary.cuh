@@ -1,0 +1,180 @@
+/* What both searches share (search.cu keeps lists of whole distances, shortlist.cu of abbreviated ones): the query of a lane, and
+ * which tiles its warp looks at.
+ *
+ * The distance to a box is computed with the same operations in the same order as a distance, each of which is monotonic in
+ * floating point too, so it is never larger than the distance to a row inside: nothing is lost by skipping. */
+#ifndef MUVOX_CUDA_ITINERARY_H
+#define MUVOX_CUDA_ITINERARY_H
+
+#include "nearest.cuh"
+#include "order.cuh"
+
+enum { SEARCH_WARPS = 4, BATCH = 4 };
+
+template <typename R> struct search_arguments {
+    muvox_sets      sets, query_sets;
+    ordered_rows<R> rows, queries;
+    int64_t         k, items; /* items: tiles of queries */
+    place<R>        empty;    /* what a list is filled with: nothing beyond the radius comes before it */
+    bool            cross, exclude_self, sorted;
+    muvox_output    neighbours, distance2, counts;
+    place<R>       *heaps; /* (warps, k, 32), for lists that do not fit registers */
+    const uint8_t  *redo;  /* (items) 0 for tiles of queries that have their neighbours; NULL: none has */
+};
+
+/* The query of a lane, and the set that its warp searches. */
+template <typename R, int D> struct query {
+    const R *rows, *boxes; /* of the set */
+    const R *where;        /* the query's own coordinates */
+    R        x[D > 0 ? D : 1];
+    int64_t  count; /* rows of the set */
+    int      width;
+    int32_t  self; /* number of the row to leave out, or −1 */
+
+    __device__ __forceinline__ int columns() const
+    {
+        return D > 0 ? D : width;
+    }
+    __device__ __forceinline__ R column(int c) const
+    {
+        if constexpr (D > 0)
+            return x[c];
+        else
+            return where[c];
+    }
+
+    /* distance² to a row */
+    __device__ __forceinline__ R distance2(const R *row) const
+    {
+        R sum = 0;
+
+#pragma unroll
+        for (int c = 0; c < columns(); c++) {
+            const R difference = column(c) - row[c];
+
+            sum = fused(difference, difference, sum);
+        }
+        return sum;
+    }
+};
+
+/* distance² of two boxes, each (2, columns) lower and upper corner. NaN corners, of boxes of infinite rows, count as near. */
+template <typename R> __device__ __forceinline__ R box_gap(const R *low, const R *high, const R *box, int columns)
+{
+    R sum = 0;
+
+#pragma unroll
+    for (int c = 0; c < columns; c++) {
+        const R below = box[c] - high[c], above = low[c] - box[columns + c];
+        const R gap = fmax(fmax(below, above), (R)0);
+
+        sum = fused(gap, gap, sum);
+    }
+    return sum;
+}
+
+/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles outwards from there. In a group each
+ * lane asks for the whole warp about one tile, then all lanes, each for itself, about those that remain. */
+template <typename R, int D> struct itinerary {
+    enum { OWN = -3, BESIDE = -2, FAR = -1 }; /* steps before the groups, which count from 0 */
+    const int32_t *lowest;
+    const R       *around; /* box of the queries */
+    int32_t        own;    /* −1: the queries are other rows */
+    int32_t        tiles;
+    bool           sorted;
+    int32_t        step;
+    unsigned       left; /* tiles of the present group that have not been asked about */
+
+    __device__ __forceinline__ itinerary(const search_arguments<R> &a, const query<R, D> &q, const tile &t,
+                                         const R *around)
+        : lowest(a.rows.lowest + first_tile(a.sets, WARP, t.set)), around(around),
+          own(a.cross ? -1 : (int32_t)(t.first / WARP)), tiles((int32_t)((q.count + WARP - 1) / WARP)),
+          sorted(a.sorted), step(a.cross ? FAR : OWN), left(0)
+    {
+    }
+    __device__ __forceinline__ bool near_own(int32_t tile) const
+    {
+        return own >= 0 && tile >= own - 1 && tile <= own + 1;
+    }
+
+    __device__ __forceinline__ int32_t group() const
+    {
+        const int32_t middle = own < 0 ? 0 : own / WARP;
+
+        return step & 1 ? middle - (step + 1) / 2 : middle + step / 2;
+    }
+
+    template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list) const
+    {
+        const int32_t mine = group() * WARP + lane_id();
+        bool          candidate = group() >= 0 && mine < tiles && !near_own(mine);
+
+        if constexpr (D > 0)
+            if (sorted) {
+                R farthest = list.reach();
+
+                for (int lanes = WARP / 2; lanes; lanes /= 2)
+                    farthest = fmax(farthest, __shfl_xor_sync(ALL_LANES, farthest, lanes));
+                candidate = candidate && !(box_gap(around, around + D, q.boxes + (int64_t)2 * mine * D, D) > farthest);
+            }
+        return __ballot_sync(ALL_LANES, candidate);
+    }
+
+    template <typename L> __device__ __forceinline__ bool worth(const query<R, D> &q, int32_t tile, const L &list) const
+    {
+        const R *const point = D > 0 ? q.x : q.where;
+        const R        gap = box_gap(point, point, q.boxes + (int64_t)2 * tile * q.columns(), q.columns());
+
+        return __any_sync(ALL_LANES, list.wants(gap, lowest[tile]));
+    }
+
+    /* Fills the batch, which lies in shared memory (every lane writes the same); returns how many, 0 after the last. */
+    template <typename L> __device__ __forceinline__ int next(const query<R, D> &q, const L &list, int32_t *batch)
+    {
+        const int32_t groups = (tiles + WARP - 1) / WARP;
+        int           waiting = 0;
+
+        __syncwarp();
+        if (step == OWN) {
+            step = BESIDE;
+            batch[waiting++] = own;
+        } else if (step == BESIDE) {
+            step = FAR;
+            if (own > 0) batch[waiting++] = own - 1;
+            if (own + 1 < tiles) batch[waiting++] = own + 1;
+        }
+        if (!waiting)
+            while (waiting < BATCH) {
+                if (!left) {
+                    if (++step >= 2 * groups) break;
+                    left = candidates(q, list);
+                    continue;
+                }
+                const int32_t tile = group() * WARP + __ffs(left) - 1;
+
+                left &= left - 1;
+                if (!sorted || worth(q, tile, list)) batch[waiting++] = tile;
+            }
+        __syncwarp();
+        return waiting;
+    }
+};
+
+/* The corners of the box around the queries of a warp. */
+template <typename R, int D> __device__ __forceinline__ void bound_queries(const query<R, D> &q, bool looks, R *around)
+{
+    if constexpr (D > 0)
+#pragma unroll
+        for (int c = 0; c < D; c++) {
+            R low = looks ? q.x[c] : (R)NAN, high = low; /* fmin and fmax pass over NaN */
+
+            for (int lanes = WARP / 2; lanes; lanes /= 2) {
+                low = fmin(low, __shfl_xor_sync(ALL_LANES, low, lanes));
+                high = fmax(high, __shfl_xor_sync(ALL_LANES, high, lanes));
+            }
+            around[c] = low;
+            around[D + c] = high;
+        }
+}
+
+#endif

@@ -1,0 +1,601 @@
+#include "shortlist.cuh"
+
+/* How this search goes. A key is a distance² whose last bits make room for the number of the row: 32 bits, which a minimum and a
+ * maximum exchange, where whole places take six instructions. A warp takes a tile of 32 queries, one for each lane, and keeps
+ * for each the L nearest rows by key, some more than k. Keys never put a row before one that is nearer, except among
+ * distances that differ only in the bits left out; so the k nearest rows are in the list, unless the k-th and the last are
+ * alike in the bits that are there. Whole distances of what is in the list give the result, and say whether that was so; then the
+ * tile, one of hundreds if distances are not tied, is left to the other search.
+ *
+ * All rows of the own tile and of those beside it are taken. Of the others each lane finds the balls of 8 rows that
+ * reach into its own limit; rows of balls that some lane needs are gathered and marked by each lane the same way. With q, p and c
+ * counted from the middle of the warp's queries,
+ *
+ *     |q − p|² <= limit              is   limit − |q|² − |p|² + 2 q · p >= 0                           for a row
+ *     |q − c| <= √limit + radius     is   limit − |q|² − |c|² + radius² + 2 √limit radius + 2 q · c >= 0   for a ball
+ *
+ * which takes d + 1 or d + 2 instructions and one for the sign. Rounding moves the left side by at most 2^-24 ((3 d + 7) (|q|² + |p|²)
+ * + (2 d + 4) limit), and by some 2^-149 where products underflow; SLACK of both, more than that for d <= 8, goes to the
+ * limit, so that a few too many are marked, and none too few. NaN has no sign, and is marked. */
+static constexpr float SLACK = 0x1p-18f, SLACK_UNDERFLOW = 1e-42f;
+
+enum { GROUP = 16, WORDS = 4, BALLS_AT_ONCE = WORDS * BALLS };
+
+static constexpr uint32_t NO_KEY = ~0u, NAN_BITS = 0x7fffffffu, INFINITY_BITS = 0x7f800000u;
+
+/* What a warp keeps in shared memory: what it looks at, 32 rows or balls for a word of marks, and in the end its results. */
+template <int D, int L> struct __align__(16) desk
+{
+    static constexpr bool WAITS = L > 12; /* short lists take candidates one by one, others a group at a time */
+    static constexpr int  STRIDE = L | 1; /* odd: no two lanes meet in a bank */
+    union {
+        struct {
+            float    rows[WORDS * WARP * D];   /* as they are */
+            float    points[WORDS * WARP * D]; /* from the middle of the queries */
+            float    norms[WORDS * WARP];      /* less what rounding may add */
+            float    radii[WARP];
+            int32_t  numbers[WORDS * WARP];                /* of the rows, −1 for those that take no part */
+            uint32_t marks[WORDS * WARP];                  /* of each lane, the first row at the top */
+            uint32_t present[WORDS];                       /* which rows take part */
+            uint32_t candidates[WAITS ? GROUP * WARP : 1]; /* number g of each lane at g · WARP */
+        };
+        struct {
+            uint32_t keys[WARP * STRIDE]; /* then numbers; rank r of each lane at lane · STRIDE + r */
+            uint32_t distances[WARP * STRIDE];
+        };
+    };
+    int32_t balls[BALLS_AT_ONCE];
+    float   middle[D < 4 ? 4 : D]; /* of the queries */
+};
+
+/* The L nearest rows by key, ascending; keys have `bits` bits of number. */
+template <int L> struct shortlist {
+    uint32_t keys[L], number_mask, radius; /* radius: bits of the largest distance² that is not too far */
+
+    __device__ __forceinline__ uint32_t key(float distance2, uint32_t number) const
+    {
+        return (__float_as_uint(distance2) & ~number_mask) | number; /* what arithmetic gives for NaN is NAN_BITS */
+    }
+    /* The largest distance² of which something might still come in; NaN: any. */
+    __device__ __forceinline__ float limit() const
+    {
+        return __uint_as_float(min(keys[L - 1] | number_mask, radius));
+    }
+    __device__ __forceinline__ void insert(uint32_t x)
+    {
+#pragma unroll
+        for (int r = L - 1; r > 0; r--) keys[r] = min(keys[r], max(keys[r - 1], x));
+        keys[0] = min(keys[0], x);
+    }
+    __device__ __forceinline__ void merge(uint32_t (&x)[GROUP])
+    {
+        sort_places(x);
+        /* Rising, then falling: see register_list. */
+#pragma unroll
+        for (int g = 0; g < (GROUP < L ? GROUP : L); g++) keys[L - 1 - g] = min(keys[L - 1 - g], x[g]);
+        sort_bitonic(keys);
+    }
+};
+
+template <int D> __device__ __forceinline__ void load_point(const float *from, float (&x)[D])
+{
+    if constexpr (D % 4 == 0) {
+#pragma unroll
+        for (int c = 0; c < D; c += 4) {
+            const float4 part = *reinterpret_cast<const float4 *>(from + c);
+
+            x[c] = part.x;
+            x[c + 1] = part.y;
+            x[c + 2] = part.z;
+            x[c + 3] = part.w;
+        }
+    } else {
+        const float2 part = *reinterpret_cast<const float2 *>(from);
+
+        x[0] = part.x;
+        x[1] = part.y;
+    }
+}
+
+template <int D> __device__ __forceinline__ void store_point(float *to, const float (&x)[D])
+{
+    if constexpr (D % 4 == 0)
+#pragma unroll
+        for (int c = 0; c < D; c += 4)
+            *reinterpret_cast<float4 *>(to + c) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
+    else
+        *reinterpret_cast<float2 *>(to) = make_float2(x[0], x[1]);
+}
+
+/* What a warp searches: its queries, one for each lane, and the set. */
+template <int D> struct seeker {
+    query<float, D> q;
+    const int32_t  *numbers, *lowest_in_ball; /* of the set */
+    const float    *centres, *radii;          /* of the set; NULL: every row is looked at */
+    int32_t         count, self;              /* rows; number of the own row */
+    bool            self_out, looks;          /* whether that is left out; whether this lane has a query */
+};
+
+/* Puts the rows of a tile on the desk as they are. */
+template <int D, int L> __device__ __forceinline__ void put_tile(const seeker<D> &s, int32_t tile, desk<D, L> &on)
+{
+    const int32_t i = tile * WARP + (int32_t)lane_id(), here = min(i, s.count - 1);
+    float         p[D];
+
+    load_point(s.q.rows + here * D, p);
+    const int32_t number = s.numbers[here];
+    __syncwarp();
+    store_point(on.rows + lane_id() * D, p);
+    on.numbers[lane_id()] = i < s.count && number >= 0 ? number : -1;
+    __syncwarp();
+}
+
+/* Candidates from 16 rows of such a tile. */
+template <int D, int L>
+__device__ __forceinline__ void take_all(const seeker<D> &s, int first, const desk<D, L> &on, const shortlist<L> &list,
+                                         uint32_t (&keys)[GROUP])
+{
+#pragma unroll
+    for (int g = 0; g < GROUP; g += 4) {
+        const int4 numbers = *reinterpret_cast<const int4 *>(on.numbers + first + g);
+        const int  number[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float row[D];
+
+            load_point(on.rows + (first + g + n) * D, row);
+            keys[g + n] = list.key(s.q.distance2(row), (uint32_t)number[n]); /* NO_KEY of −1 */
+        }
+    }
+    if (s.self_out)
+#pragma unroll
+        for (int g = 0; g < GROUP; g++)
+            if (on.numbers[first + g] == s.self) keys[g] = NO_KEY;
+}
+
+/* Both sides of the comparison that belong to the lane. */
+template <int D, int L> struct lane_limit {
+    float                      twice[D], room, twice_reach;
+    __device__ __forceinline__ lane_limit(const seeker<D> &s, const desk<D, L> &on, const shortlist<L> &list)
+    {
+        const float limit = list.limit();
+        float       norm = 0;
+
+#pragma unroll
+        for (int c = 0; c < D; c++) {
+            const float x = s.q.x[c] - on.middle[c];
+
+            norm = fused(x, x, norm);
+            twice[c] = 2 * x;
+        }
+        room = isinf(norm) ? NAN : limit + fused(SLACK, limit, SLACK_UNDERFLOW) - (norm - SLACK * norm);
+        twice_reach = 2 * sqrtf(limit);
+    }
+};
+
+/* Puts one point of this lane on the desk: |point|² less what goes with it. */
+template <int D, int L>
+__device__ __forceinline__ void put(desk<D, L> &on, int at, float (&p)[D], bool there, float less)
+{
+    float norm = 0;
+
+#pragma unroll
+    for (int c = 0; c < D; c++) {
+        p[c] = there ? p[c] - on.middle[c] : 0.f;
+        norm = fused(p[c], p[c], norm);
+    }
+    store_point(on.points + at * D, p);
+    /* What is not there is beyond any limit; a size that overflows says nothing. */
+    on.norms[at] = !there ? INFINITY : isinf(norm) ? NAN : norm - SLACK * norm - less;
+}
+
+/* Which of 32 points of the desk are near enough, the first at the top. */
+template <bool BALL, int D, int L>
+__device__ __forceinline__ unsigned near_points(const desk<D, L> &on, int word, const lane_limit<D, L> &lane)
+{
+    unsigned far = 0;
+
+#pragma unroll 4
+    for (int j = 0; j < WARP; j += 4) {
+        float norms[4], radii[4] = {};
+
+        load_point(on.norms + word * WARP + j, norms);
+        if (BALL) load_point(on.radii + j, radii);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float p[D], left = lane.room - norms[n];
+
+            load_point(on.points + (word * WARP + j + n) * D, p);
+            if (BALL) left = fused(lane.twice_reach, radii[n], left);
+#pragma unroll
+            for (int c = 0; c < D; c++) left = fused(lane.twice[c], p[c], left);
+            far = __funnelshift_l(__float_as_uint(left), far, 1);
+        }
+    }
+    return ~far;
+}
+
+/* Which of the 32 balls from `first` on some lane needs, the first at bit 0. */
+template <int D, int L>
+__device__ __forceinline__ unsigned needed_balls(const seeker<D> &s, int32_t first, desk<D, L> &on,
+                                                 const shortlist<L> &list)
+{
+    const int32_t mine = first + (int32_t)lane_id();
+    const bool    there = mine < (s.count + BALL_ROWS - 1) / BALL_ROWS;
+
+    if (!s.centres) return __ballot_sync(ALL_LANES, there);
+    const float radius = there ? s.radii[mine] : -1.f;
+    float       centre[D];
+
+    load_point(s.centres + (there ? mine : 0) * D, centre);
+    __syncwarp();
+    put(on, (int)lane_id(), centre, !(radius < 0), radius * radius * (1 + SLACK));
+    on.radii[lane_id()] = fmaxf(radius, 0.f) + (radius - radius); /* NaN stays */
+    __syncwarp();
+    unsigned near = __brev(near_points<true>(on, 0, lane_limit<D, L>(s, on, list)));
+    /* Lanes full of rows at distance 0: lower numbers alone come in. */
+    if (__any_sync(ALL_LANES, list.keys[L - 1] <= list.number_mask)) {
+        const uint32_t lowest = there ? (uint32_t)s.lowest_in_ball[mine] : NO_KEY;
+
+        for (int b = 0; b < WARP; b++)
+            if (__shfl_sync(ALL_LANES, lowest, b) >= list.keys[L - 1]) near &= ~(1u << b);
+    }
+    return __reduce_or_sync(ALL_LANES, s.looks ? near : 0);
+}
+
+/* Puts the rows of `waiting` balls on the desk and marks those that may be near enough. Returns in which words this lane has some. */
+template <int D, int L>
+__device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, desk<D, L> &on, const shortlist<L> &list)
+{
+    const int lane = (int)lane_id();
+    unsigned  words = 0;
+
+    __syncwarp();
+#pragma unroll 2
+    for (int w = 0; w * BALLS < waiting; w++) {
+        const int     ball = w * BALLS + lane / BALL_ROWS;
+        const int32_t i = ball < waiting ? on.balls[ball] * BALL_ROWS + lane % BALL_ROWS : s.count;
+        const int32_t number = i < s.count ? s.numbers[i] : -1;
+        const bool    there = number >= 0;
+        float         p[D];
+
+        load_point(s.q.rows + (there ? i : 0) * D, p);
+        store_point(on.rows + (w * WARP + lane) * D, p);
+        put(on, w * WARP + lane, p, there, 0.f);
+        on.numbers[w * WARP + lane] = number;
+        const unsigned present = __brev(__ballot_sync(ALL_LANES, there));
+        if (lane == 0) on.present[w] = present;
+    }
+    __syncwarp();
+    const lane_limit<D, L> limit(s, on, list);
+#pragma unroll 1
+    for (int w = 0; w * BALLS < waiting; w++) {
+        const unsigned near = s.looks ? near_points<false>(on, w, limit) & on.present[w] : 0;
+
+        on.marks[w * WARP + lane] = near;
+        words |= near ? 1u << w : 0;
+    }
+    return words;
+}
+
+/* What remains of a search: the groups of 32 balls, outwards from the own one, the balls of the present group that are needed,
+ * and the marks of what lies on the desk. */
+struct remains {
+    int32_t  first_tile, last_tile, groups, middle, step;
+    unsigned balls, words, marks;
+    int      last_row; /* of the marked word */
+
+    __device__ __forceinline__ int32_t group() const
+    {
+        return step & 1 ? middle - (step + 1) / 2 : middle + step / 2;
+    }
+
+    /* Puts the next balls on the desk's list; returns how many, 0 after the last. */
+    template <int D, int L>
+    __device__ __forceinline__ int next_balls(const seeker<D> &s, desk<D, L> &on, const shortlist<L> &list)
+    {
+        while (!balls) {
+            if (++step >= 2 * groups) return 0;
+            if (group() < 0 || group() >= groups) continue;
+            const int32_t mine = group() * WARP + (int32_t)lane_id(), tile = mine / BALLS;
+
+            balls = needed_balls(s, group() * WARP, on, list) &
+                    ~__ballot_sync(ALL_LANES, tile >= first_tile && tile <= last_tile);
+        }
+        const int  rank = __popc(balls & ((1u << lane_id()) - 1));
+        const bool taken = (balls >> lane_id() & 1) && rank < BALLS_AT_ONCE;
+
+        __syncwarp();
+        if (taken) on.balls[rank] = group() * WARP + (int32_t)lane_id();
+        const unsigned all = __ballot_sync(ALL_LANES, taken);
+        balls &= ~all;
+        return __popc(all);
+    }
+
+    /* The key of the next row that this lane marked, NO_KEY if there is none. */
+    template <int D, int L>
+    __device__ __forceinline__ uint32_t next_key(const seeker<D> &s, const desk<D, L> &on, const shortlist<L> &list)
+    {
+        if (!marks && words) {
+            const int word = __ffs((int)words) - 1;
+
+            words &= words - 1;
+            marks = on.marks[word * WARP + lane_id()];
+            last_row = word * WARP + WARP - 1;
+        }
+        const int bit = marks ? 31 - __clz((int)marks) : 0, row = last_row - bit;
+        float     x[D];
+
+        load_point(on.rows + row * D, x);
+        const uint32_t number = (uint32_t)on.numbers[row];
+        const bool     takes = marks && !(s.self_out && number == (uint32_t)s.self);
+        marks &= ~(1u << bit);
+        return takes ? list.key(s.q.distance2(x), number) : NO_KEY;
+    }
+};
+
+/* Candidates from the marks, until some lane has a group of them or the desk is empty. Returns false when nothing is left
+ * at all. Short lists take everything here. */
+template <int D, int L>
+__device__ __forceinline__ bool take_marked(const seeker<D> &s, remains &rest, desk<D, L> &on, shortlist<L> &list,
+                                            uint32_t (&keys)[GROUP])
+{
+    int count = 0;
+
+    for (;;) {
+        if (!__any_sync(ALL_LANES, rest.marks | rest.words)) {
+            if (desk<D, L>::WAITS && __any_sync(ALL_LANES, count)) break;
+            const int waiting = rest.next_balls(s, on, list);
+
+            if (!waiting) return false;
+            rest.words = mark_rows(s, waiting, on, list);
+            continue;
+        }
+        const uint32_t key = rest.next_key(s, on, list);
+        if constexpr (desk<D, L>::WAITS) {
+            if (key < list.keys[L - 1]) on.candidates[count++ * WARP + lane_id()] = key;
+            if (__any_sync(ALL_LANES, count == GROUP)) break;
+        } else
+            list.insert(key);
+    }
+    if constexpr (desk<D, L>::WAITS)
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) keys[g] = g < count ? on.candidates[g * WARP + lane_id()] : NO_KEY;
+    return true;
+}
+
+/* Lays the list on the desk, in the order of whole distances. */
+template <int D, int L>
+__device__ __forceinline__ void settle(const seeker<D> &s, const muvox_matrix &coords, int64_t first,
+                                       const shortlist<L> &list, desk<D, L> &on)
+{
+    uint32_t *const numbers = on.keys + lane_id() * desk<D, L>::STRIDE;
+    uint32_t *const distances = on.distances + lane_id() * desk<D, L>::STRIDE;
+    uint32_t        farthest = 0, farthest_number = 0;
+
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < L; r++) numbers[r] = s.looks ? list.keys[r] : NO_KEY;
+#pragma unroll 1
+    for (int r = 0; r < L; r++) {
+        const bool     full = numbers[r] != NO_KEY;
+        const uint32_t number = full ? numbers[r] & list.number_mask : NO_KEY;
+        const int64_t  at = first + (int64_t)number * coords.row_stride;
+        float          p[D];
+
+#pragma unroll
+        for (int c = 0; c < D; c++)
+            p[c] = full && c < coords.cols ? load<float>(coords.data, coords.dtype, at + c) : 0.f;
+        const uint32_t distance = full ? __float_as_uint(s.q.distance2(p)) : NO_KEY;
+        int            to = r;
+
+        if (distance < farthest || (distance == farthest && number < farthest_number)) /* seldom */
+            for (; to > 0; to--) {
+                const uint32_t other = distances[to - 1], other_number = numbers[to - 1];
+
+                if (other < distance || (other == distance && other_number < number)) break;
+                distances[to] = other;
+                numbers[to] = other_number;
+            }
+        else {
+            farthest = distance;
+            farthest_number = number;
+        }
+        distances[to] = distance;
+        numbers[to] = number;
+    }
+    __syncwarp();
+}
+
+/* Writes k values for every row of the tile, whose own begin at `to`: lanes write what lies together. */
+template <typename F> __device__ __forceinline__ void write_ranks(void *out, int64_t to, int k, int rows, F value)
+{
+    int i = (int)lane_id() / k, r = (int)lane_id() - i * k;
+
+#pragma unroll 1
+    for (int n = 0; n < rows * k; n += WARP) {
+        const int64_t at = __shfl_sync(ALL_LANES, to, i) + r;
+
+        if (i < rows) static_cast<uint32_t *>(out)[at] = value(i, r);
+        r += WARP % k;
+        i += WARP / k;
+        if (r >= k) {
+            r -= k;
+            i++;
+        }
+    }
+}
+
+/* Writes what lies on the desk. */
+template <int D, int L>
+__device__ __forceinline__ void write_nearest(const search_arguments<float> &a, const tile &t, int32_t row, bool there,
+                                              uint32_t radius, const desk<D, L> &on)
+{
+    const int  k = (int)a.k, rows = t.rows - t.first < WARP ? (int)(t.rows - t.first) : WARP;
+    const auto number = [&](int i, int r) {
+        const int at = i * desk<D, L>::STRIDE + r;
+
+        return on.distances[at] <= radius ? on.keys[at] : NO_KEY;
+    };
+    const auto distance = [&](int i, int r) {
+        const int at = i * desk<D, L>::STRIDE + r;
+
+        return on.keys[at] != NO_KEY && on.distances[at] <= radius ? on.distances[at] : INFINITY_BITS;
+    };
+
+    if (a.neighbours.data)
+        write_ranks(a.neighbours.data, row_at(a.neighbours, a.query_sets, t.begin, t.set, row), k, rows, number);
+    if (a.distance2.data)
+        write_ranks(a.distance2.data, row_at(a.distance2, a.query_sets, t.begin, t.set, row), k, rows, distance);
+    if (a.counts.data && there) {
+        int32_t count = 0;
+
+        for (int r = 0; r < k; r++) count += number((int)lane_id(), r) != NO_KEY;
+        static_cast<int32_t *>(a.counts.data)[row_at(a.counts, a.query_sets, t.begin, t.set, row)] = count;
+    }
+}
+
+/* The tile whose ball is nearest to the middle of the queries. */
+template <int D, int L> __device__ __forceinline__ int32_t nearest_tile(const seeker<D> &s, const desk<D, L> &on)
+{
+    const int32_t balls = (s.count + BALL_ROWS - 1) / BALL_ROWS;
+    float         nearest = INFINITY;
+    int32_t       tile = 0;
+
+    for (int32_t b = (int32_t)lane_id(); s.centres && b < balls; b += WARP) {
+        float centre[D], distance = 0;
+
+        load_point(s.centres + b * D, centre);
+#pragma unroll
+        for (int c = 0; c < D; c++) {
+            const float x = centre[c] - on.middle[c];
+
+            distance = fused(x, x, distance);
+        }
+        if (!(s.radii[b] < 0) && distance < nearest) {
+            nearest = distance;
+            tile = b / BALLS;
+        }
+    }
+    for (int lanes = WARP / 2; lanes; lanes /= 2) {
+        const float   other = __shfl_xor_sync(ALL_LANES, nearest, lanes);
+        const int32_t other_tile = __shfl_xor_sync(ALL_LANES, tile, lanes);
+
+        if (other < nearest || (other == nearest && other_tile < tile)) {
+            nearest = other;
+            tile = other_tile;
+        }
+    }
+    return tile;
+}
+
+/* Blocks on a multiprocessor: the registers that a list leaves. */
+static constexpr int resident_blocks(int D, int L)
+{
+    return L <= 12 ? (D <= 4 ? 7 : 6) : L <= 20 ? (D <= 4 ? 6 : 5) : D <= 4 ? 5 : 4;
+}
+
+template <int D, int L>
+static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, L))
+    search_shortlists(const search_arguments<float> a, const muvox_matrix coords, uint8_t *redo)
+{
+    __shared__ __align__(16) desk<D, L> desks[SEARCH_WARPS];
+    desk<D, L>                         &on = desks[threadIdx.x / WARP];
+    const int64_t                       item = (int64_t)blockIdx.x * SEARCH_WARPS + threadIdx.x / WARP;
+
+    if (item >= a.items) return;
+    const tile t = tile_of(a.query_sets, WARP, item);
+    if (t.first >= t.rows) {
+        if (lane_id() == 0) redo[item] = 0;
+        return;
+    }
+    const int64_t i = t.first + lane_id(), at = t.begin + (i < t.rows ? i : t.rows - 1);
+    const int64_t begin = set_begin(a.sets, t.set), first = first_tile(a.sets, WARP, t.set);
+    const int64_t count = set_end(a.sets, t.set) - begin;
+    const int32_t number = a.queries.rows[at];
+    const int     bits = count > 1 ? 64 - __clzll(count - 1) : 1;
+    seeker<D>     s;
+    shortlist<L>  list;
+    remains       rest = {};
+
+    if (bits > SHORTLIST_BITS) {
+        if (lane_id() == 0) redo[item] = 1;
+        return;
+    }
+    s.q.rows = a.rows.points + begin * D;
+    s.numbers = a.rows.rows + begin;
+    s.centres = a.rows.centres ? a.rows.centres + first * BALLS * D : nullptr;
+    s.radii = a.rows.radii + first * BALLS;
+    s.lowest_in_ball = a.rows.lowest_in_ball + first * BALLS;
+    s.count = (int32_t)count;
+    s.self = number;
+    s.self_out = a.exclude_self;
+    s.looks = i < t.rows && number >= 0;
+    load_point(a.queries.points + at * D, s.q.x);
+    list.number_mask = (1u << bits) - 1;
+    list.radius = (uint32_t)(a.empty.bits >> 32);
+#pragma unroll
+    for (int r = 0; r < L; r++) list.keys[r] = s.looks ? NO_KEY : 0;
+    float around[2 * D];
+    bound_queries(s.q, s.looks, around);
+#pragma unroll
+    for (int c = 0; c < D; c++) on.middle[c] = 0.5f * around[c] + 0.5f * around[D + c];
+    __syncwarp();
+
+    const int32_t tiles = (s.count + WARP - 1) / WARP, own = a.cross ? nearest_tile(s, on) : (int32_t)(t.first / WARP);
+    rest.first_tile = max(own - 1, 0);
+    rest.last_tile = min(own + 1, tiles - 1);
+    rest.groups = (tiles * BALLS + WARP - 1) / WARP;
+    rest.middle = own * BALLS / WARP;
+    rest.step = -1;
+    for (int32_t next = rest.first_tile * WARP, end = min((rest.last_tile + 1) * WARP, s.count);;) {
+        uint32_t keys[GROUP];
+
+        if (next < end) {
+            if (next % WARP == 0) put_tile(s, next / WARP, on);
+            take_all(s, next % WARP, on, list, keys);
+            next += GROUP;
+        } else if (!take_marked(s, rest, on, list, keys))
+            break;
+        list.merge(keys);
+    }
+
+    settle(s, coords, row_at(coords, a.sets, begin, t.set, 0), list, on);
+    write_nearest(a, t, number >= 0 ? number : ~number, i < t.rows, list.radius, on);
+    /* Rows that were left out have no lesser key than the last; of equal bits, a distance whose other bits are 0 is the least, and
+     * the numbers of its ties are in order. */
+    const uint32_t mask = list.number_mask, last = list.keys[L - 1];
+    const uint32_t kth = on.distances[lane_id() * desk<D, L>::STRIDE + (int)a.k - 1];
+    const bool known = !s.looks || last == NO_KEY || (kth & ~mask) < (last & ~mask) || !(kth & mask) || kth == NAN_BITS;
+    const bool all = __all_sync(ALL_LANES, known);
+    if (lane_id() == 0) redo[item] = !all;
+}
+
+template <int D, int L>
+static muvox_status launch(muvox_context *ctx, const char *op_name, const search_arguments<float> &a,
+                           const muvox_matrix &coords, uint8_t *redo)
+{
+    search_shortlists<D, L>
+        <<<blocks_for(a.items, SEARCH_WARPS), SEARCH_WARPS * WARP, 0, stream_of(ctx)>>>(a, coords, redo);
+    LAUNCHED();
+    return MUVOX_OK;
+}
+
+template <int D>
+static muvox_status launch_list(muvox_context *ctx, const char *op, const search_arguments<float> &a,
+                                const muvox_matrix &coords, uint8_t *redo)
+{
+    if (a.k <= 8) return launch<D, 10>(ctx, op, a, coords, redo);
+    if (a.k <= 16) return launch<D, 19>(ctx, op, a, coords, redo);
+    if (a.k <= 25) return launch<D, 28>(ctx, op, a, coords, redo);
+    return launch<D, SHORTLIST_K + 3>(ctx, op, a, coords, redo);
+}
+
+muvox_status search_by_shortlist(muvox_context *ctx, const char *op, const search_arguments<float> &a,
+                                 const muvox_matrix &coords, uint8_t *redo)
+{
+    if (a.rows.width == 2) return launch_list<2>(ctx, op, a, coords, redo);
+    if (a.rows.width == 4) return launch_list<4>(ctx, op, a, coords, redo);
+    return launch_list<8>(ctx, op, a, coords, redo);
+}
