@@ -1,4 +1,4 @@
-"""What the tests on the device share: the same calls on the CPU and on the device, and how close their results must be."""
+"""What the tests on the device share: the same calls on the CPU and on the device, and how close results must be."""
 
 import op_calls
 import torch

@@ -81,8 +81,8 @@ def capture(function):
 @pytest.mark.parametrize("captured", ["equal", "the first"])
 @pytest.mark.parametrize("op", CALLS)
 def test_replay_with_other_splits(op, captured):
-    """As many rows and sets as captured, otherwise divided: the bits of an eager call, the neighbours of the CPU. Inputs
-    change in every second replay, and the captured splits come again at the end."""
+    """As many rows and sets as captured, otherwise divided: the bits of an eager call, the neighbours of the CPU.
+    Inputs change in every second replay, and the captured splits come again at the end."""
     x, f = (t.cuda().requires_grad_() for t in values(0))
     splits = splits_of(torch.tensor(SIZES[captured])).cuda()
     graph, found = capture(lambda: step(op, x, f, splits))

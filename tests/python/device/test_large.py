@@ -1,4 +1,5 @@
-"""More than 2³¹ elements in what comes in, in what goes out, and in the lists of neighbours; on sampled rows."""
+"""More than 2³¹ elements in what comes in, in what goes out, and in the lists of neighbours, and many sets; on sampled
+rows."""
 
 import pytest
 import torch
@@ -30,8 +31,8 @@ def training(call, inputs, g):
 
 
 def assert_sampled_sets(call, *inputs):
-    """Sets (S, M, ·), forward and backward: a few have the bits that they have alone, and are as on the CPU. Returns the
-    number of elements of the largest result or gradient."""
+    """Sets (S, M, ·), forward and backward: a few have the bits that they have alone, and are as on the CPU. Returns
+    the number of elements of the largest result or gradient."""
     S = len(inputs[0])
     sampled = [0, 1, S // 3, S // 2, 2 * S // 3, S - 2, S - 1]
     with torch.no_grad():
@@ -43,6 +44,12 @@ def assert_sampled_sets(call, *inputs):
     assert all(same_bits(a, b) for a, b in zip(found, training(call, inputs, g), strict=True))
     assert_close(found, training(call, [x.cpu() for x in inputs], g.cpu()))
     return largest
+
+
+def test_gravnet_of_many_voxels():
+    """1,280,000 muons in 80,000 voxels of 16, which are all neighbours."""
+    x, f = (torch.randn(80_000, 16, width, device="cuda") for width in (4, 22))
+    assert_sampled_sets(lambda x, f: muvox.gravnet(x, f, 16, scale=0.3, aggregates=("mean", "max")), x, f)
 
 
 # Sets, rows, neighbours. The second: more rows than lists of 32-bit places can number.

@@ -1,5 +1,5 @@
-"""The network's modules on the device: those whose operators have kernels there, those that compose plain torch in their
-place, and all of VoxelNet, which is X0Net's configuration. Forward and backward are what the CPU gives."""
+"""The network's modules on the device: those whose operators have kernels there, those that compose plain torch in
+their place, and all of VoxelNet, which is X0Net's configuration. Forward and backward are what the CPU gives."""
 
 import copy
 
@@ -33,7 +33,7 @@ def step(module, *inputs):
 
 
 def assert_as_on_the_cpu(module, *inputs, tolerance):
-    """Relative to the largest of each tensor; of a hundredth of all gradients' largest where one vanishes by cancellation."""
+    """Relative to the largest of each tensor, or to a hundredth of the largest of all where one vanishes by cancellation."""
     there = copy.deepcopy(module).cuda()
     for found, right in zip(step(there, *inputs), step(module, *inputs)):
         least = max((y.abs().max().item() for y in right if y.numel()), default=0) / 100

@@ -140,3 +140,25 @@ def test_memory_of_the_workspace_is_torchs():
     assert torch.cuda.memory_allocated() - before <= kept + 4 * 512
     # 4 coordinates, a row number and a place in the order for each row, and boxes.
     assert torch.cuda.max_memory_allocated() - before <= kept + 28 * x.shape[0] * x.shape[1] + (1 << 20)
+
+
+LINEAR = {
+    "knn": lambda x, f, near: muvox.knn(x, 8)[1],
+    "knn of queries": lambda x, f, near: muvox.knn(x, 8, queries=f[:, :4])[1],
+    "gravnet": lambda x, f, near: muvox.gravnet(x, f, 8),
+    "aggregate": lambda x, f, near: muvox.aggregate(f, near, x.repeat(1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_no_pair_tensor(name):
+    """Forward and backward of one large set need what is proportional to N · (k + F), 2 kB a row; pairs take 400 kB."""
+    N = 100_000
+    x, f = (torch.randn(N, width, device="cuda", requires_grad=True) for width in (4, 8))
+    near = torch.randint(0, N, (N, 8), dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = LINEAR[name](x, f, near)
+    torch.autograd.grad(out, [x, f], torch.ones_like(out), materialize_grads=True)
+    assert torch.cuda.max_memory_allocated() - before < 2000 * N
