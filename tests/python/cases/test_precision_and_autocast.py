@@ -107,7 +107,7 @@ def test_weights_may_be_float_beside_half(op, a, b):
 @each_half
 def test_no_mismatch_inside_autocast(op, a, b, dtype):
     """Row 11: one argument comes from a layer and is half, another comes from data and is float."""
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(torch.get_default_device().type, dtype):
         found = mixed(op, a, b)()
     found = found[1] if isinstance(found, tuple) else found
     assert found.dtype == (torch.float if op == "knn" else dtype) and found.isfinite().all()
@@ -116,26 +116,28 @@ def test_no_mismatch_inside_autocast(op, a, b, dtype):
 # Sums in half
 
 
+MEANS = {
+    "pool": lambda x, one: muvox.pool(x[None], aggregates=("mean",)),
+    "pool, row weights": lambda x, one: muvox.pool(x[None], aggregates=("mean",), row_weights=torch.ones(1, len(x))),
+    "voxelize": lambda x, one: muvox.voxelize(x, one, size=1),
+    "voxelize, counts": lambda x, one: muvox.voxelize(x, one, one[:1] + len(x)),
+    "devoxelize": lambda x, one: muvox.devoxelize(x, torch.arange(len(x))[None], torch.full((1, len(x)), 1 / len(x))),
+    "gravnet": lambda x, one: muvox.gravnet(torch.zeros(2100, 1), x[:2100], 2100, aggregates=("mean",)),
+    "aggregate": lambda x, one: muvox.aggregate(
+        x[:2100], torch.arange(2100).int().expand(2100, -1), torch.ones(1).expand(2100, 2100), aggregates=("mean",)
+    ),
+    "attention": lambda x, one: muvox.attention(x[:, :1], x[:, :1] * 0, x),
+    "offset_attention": lambda x, one: muvox.offset_attention(x[:, :1], x[:, :1] * 0, x),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
 @pytest.mark.parametrize("value, right", [(1.0, 1.0), (0.1, torch.tensor(0.1).half().item())])
-def test_mean_of_many_in_half(value, right):
+def test_mean_of_many_in_half(name, value, right):
     """Row 12: ten thousand halves in one voxel; half sums would stop at 2048, and give 0.25."""
     x = torch.full((10_000, 3), value, dtype=torch.half)
-    one, none = torch.zeros(10_000, dtype=torch.int64), torch.zeros(2100, 1)
-    near, weights = torch.arange(2100, dtype=torch.int32), torch.ones(1)
-    found = {
-        "pool": muvox.pool(x[None], aggregates=("mean",)),
-        "pool, row weights": muvox.pool(x[None], aggregates=("mean",), row_weights=torch.ones(1, 10_000)),
-        "voxelize": muvox.voxelize(x, one, size=1),
-        "voxelize, counts": muvox.voxelize(x, one, one[:1] + 10_000),
-        "devoxelize": muvox.devoxelize(x, torch.arange(10_000)[None], torch.full((1, 10_000), 1e-4)),
-        "gravnet": muvox.gravnet(none, x[:2100], 2100, aggregates=("mean",)),
-        "aggregate": muvox.aggregate(x[:2100], near.expand(2100, -1), weights.expand(2100, 2100), aggregates=("mean",)),
-        "attention": muvox.attention(x[:, :1], x[:, :1] * 0, x),
-        "offset_attention": muvox.offset_attention(x[:, :1], x[:, :1] * 0, x),
-    }
-    unit = torch.finfo(torch.half).eps * value
-    for name, mean in found.items():
-        assert (mean.double() - right).abs().max() <= unit, name
+    mean = MEANS[name](x, torch.zeros(10_000, dtype=torch.int64))
+    assert (mean.double() - right).abs().max() <= torch.finfo(torch.half).eps * value
 
 
 def test_gradient_of_many_in_half():
@@ -158,7 +160,7 @@ def test_autocast_keeps_coordinates_in_float(dtype):
     x = (1 + 1e-5 * torch.randn(2, 50, 3)).requires_grad_()
     f = torch.randn(2, 50, 4).requires_grad_()
     none = [torch.zeros(shape) for shape in [(4, 4), (4,)] * 4]  # layers that leave the residual alone
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(torch.get_default_device().type, dtype):
         out = muvox.gravnet(x, f, 5, scale=1e9)
         attended = muvox.neighbour_attention(x, f, 5, none, scale=1e9)
         neighbours, distance2 = muvox.knn(x, 5)
@@ -175,7 +177,7 @@ def test_autocast_keeps_coordinates_in_float(dtype):
 def test_autocast_casts_features_alone(name, dtype):
     """Row 13: within autocast come the bits of rounded features and of untouched coordinates and weights."""
     x, f = rows(2, 9)
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(torch.get_default_device().type, dtype):
         found = CALLS[name](x, f)
     attends = name in ("attention", "offset_attention")
     rounded = x.to(dtype) if attends else x
@@ -194,7 +196,7 @@ def test_autocast_around_layers(dtype, use_sa):
     layer = muvox.nn.GravNetLayer(6, 3, 8, 5, ["mean", "max"], 10, use_sa=use_sa)
     linear = torch.nn.Linear(10, 3 * 10)
     x = torch.randn(4, 20, 6).requires_grad_()
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(torch.get_default_device().type, dtype):
         h = layer(x)
         q, k, v = linear(h).chunk(3, -1)
         y = muvox.attention(q, k, v) + muvox.offset_attention(q, k, v)
@@ -211,7 +213,7 @@ def test_voxelize_linear_devoxelize_inside_autocast(dtype, backward_inside):
     feats, linear = torch.randn(200, 6).requires_grad_(), torch.nn.Linear(6, 7)
     grid = (1000.0, 1000.0, 1000.0), (0.25, 0.25, 0.25), (4, 4, 4)
     index, weights = muvox.trilinear_weights(points, *grid)
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(torch.get_default_device().type, dtype):
         inside, inside_weights = muvox.trilinear_weights(points, *grid)
         means = muvox.voxelize(feats, inside[:, 0], size=64)
         out = muvox.devoxelize(linear(means), inside, inside_weights)
@@ -267,10 +269,10 @@ def test_backward_and_second_derivative_inside_autocast(name, dtype):
     x, f = rows(2, 6)
 
     def derivatives(inside):
-        with torch.autocast("cpu", dtype):
+        with torch.autocast(torch.get_default_device().type, dtype):
             results = CALLS[name](x, f)
             loss = sum(y.float().square().sum() for y in results)
-        with torch.autocast("cpu", dtype, enabled=inside):
+        with torch.autocast(torch.get_default_device().type, dtype, enabled=inside):
             first = torch.autograd.grad(loss, [x, f], create_graph=True, materialize_grads=True)
             penalty = sum(g.square().sum() for g in first)
             return *first, *torch.autograd.grad(penalty, [x, f], materialize_grads=True)

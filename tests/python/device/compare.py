@@ -1,5 +1,6 @@
-"""What the tests on the device share: the same calls on the CPU and on the device, and how close their results must be."""
+"""What the tests on the device share: the same calls on the CPU and on the device, and how close results must be."""
 
+import op_calls
 import torch
 from op_calls import as_tuple
 
@@ -9,8 +10,25 @@ OPS = ["knn", "gravnet", "aggregate", "pool", "voxelize", "devoxelize", "triline
 CLOSE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5, torch.float64: 1e-12}
 
 
-def on_device(arguments):
-    return [x.detach().cuda() if isinstance(x, torch.Tensor) else x for x in arguments]
+def arguments(op, form, rows, dtype=torch.float32):
+    """Of the registered operator, on the CPU."""
+    how = dict(rows=rows, dtype=dtype, requires_grad=False) | op_calls.FORMS[form]
+    inputs = list(op_calls.arguments(op, **how))
+    if op == "aggregate":  # neighbours of the six rows that others draw from, where there are as many
+        inputs[1] = inputs[1].clamp(max=rows - 1)
+    if dtype == torch.float64:  # weights of rows go with double
+        inputs = [x.double() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x for x in inputs]
+    return inputs
+
+
+def on_device(arguments, device="cuda"):
+    return [x.detach().to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+def both_ways(op, form, rows, device="cuda"):
+    """Arguments of the operator and of its backward, on the device."""
+    inputs = arguments(op, form, rows)
+    return on_device(inputs, device), on_device(op_calls.OPS[op][1](inputs, op_calls.operator(op)(*inputs)), device)
 
 
 def same_bits(got, right):

@@ -5,26 +5,10 @@ import pytest
 import torch
 
 import muvox
-from device.compare import OPS, assert_close, on_device
+from device.compare import OPS, arguments, assert_close, both_ways, on_device
 
 pytestmark = pytest.mark.cuda
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-def arguments(op, form, rows, dtype):
-    how = dict(rows=rows, dtype=dtype, requires_grad=False) | op_calls.FORMS[form]
-    inputs = list(op_calls.arguments(op, **how))
-    if op == "aggregate":  # neighbours of the six rows that others draw from, where there are as many
-        inputs[1] = inputs[1].clamp(max=rows - 1)
-    if dtype == torch.float64:  # weights of rows go with double
-        inputs = [x.double() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x for x in inputs]
-    return inputs
-
-
-def both_ways(op, form, rows):
-    """Arguments of the operator and of its backward, on the device."""
-    inputs = arguments(op, form, rows, torch.float32)
-    return on_device(inputs), on_device(op_calls.OPS[op][1](inputs, op_calls.operator(op)(*inputs)))
 
 
 @pytest.mark.parametrize("rows", [1, 6, 40, 300])
@@ -74,7 +58,7 @@ def test_opcheck(op):
 @pytest.mark.parametrize("op", OPS)
 def test_side_stream(op):
     """Work goes to the current stream: what it reads is made there, after a long wait."""
-    inputs = on_device(arguments(op, "uniform with options", 300, torch.float32))
+    inputs = on_device(arguments(op, "uniform with options", 300))
     right = op_calls.as_tuple(op_calls.operator(op)(*inputs))
     stream = torch.cuda.Stream()
     late = [torch.empty_like(x) if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -133,7 +117,7 @@ def test_no_call_waits_for_the_device(op):
 @pytest.mark.parametrize("op", OPS)
 def test_tensors_on_two_devices_are_refused(op):
     """The message names the operator; the next call is right."""
-    inputs = on_device(arguments(op, "uniform", 6, torch.float32))
+    inputs = on_device(arguments(op, "uniform", 6))
     place = next(n for n, x in enumerate(inputs[1:], 1) if isinstance(x, torch.Tensor) and x.numel()) if op not in (
         "knn", "pool", "trilinear_weights") else None
     if place is not None:
@@ -156,3 +140,25 @@ def test_memory_of_the_workspace_is_torchs():
     assert torch.cuda.memory_allocated() - before <= kept + 4 * 512
     # 4 coordinates, a row number and a place in the order for each row, and boxes.
     assert torch.cuda.max_memory_allocated() - before <= kept + 28 * x.shape[0] * x.shape[1] + (1 << 20)
+
+
+LINEAR = {
+    "knn": lambda x, f, near: muvox.knn(x, 8)[1],
+    "knn of queries": lambda x, f, near: muvox.knn(x, 8, queries=f[:, :4])[1],
+    "gravnet": lambda x, f, near: muvox.gravnet(x, f, 8),
+    "aggregate": lambda x, f, near: muvox.aggregate(f, near, x.repeat(1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_no_pair_tensor(name):
+    """Forward and backward of one large set need what is proportional to N · (k + F), 2 kB a row; pairs take 400 kB."""
+    N = 100_000
+    x, f = (torch.randn(N, width, device="cuda", requires_grad=True) for width in (4, 8))
+    near = torch.randint(0, N, (N, 8), dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = LINEAR[name](x, f, near)
+    torch.autograd.grad(out, [x, f], torch.ones_like(out), materialize_grads=True)
+    assert torch.cuda.max_memory_allocated() - before < 2000 * N

@@ -118,6 +118,15 @@ def test_one_large_set():
         assert (neighbours[:, 0].cpu() <= torch.arange(len(x))).all()  # itself, or a lower row in the same place
 
 
+@pytest.mark.parametrize("N", [131_071, 131_072, 131_073])
+@pytest.mark.parametrize("k", [31, 32, 33, 63, 64, 65])
+def test_last_rows_of_one_large_set(N, k):
+    """Round the edges of all tiles there are: the last eight rows have the neighbours that the CPU finds."""
+    x = torch.randn(N, 8)
+    got, right = muvox.knn(x.cuda(), k), muvox.knn(x, k, queries=x[-8:])
+    assert same_bits(got[0][-8:], right[0]) and same_bits(got[1][-8:], right[1])
+
+
 def test_many_sets():
     """70,000 sets: more than a grid's second dimension."""
     assert_same_neighbours(torch.randn(70_000, 6, 4), 4)
