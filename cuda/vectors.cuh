@@ -1,0 +1,71 @@
+/* Rows read and written 16 bytes at a time where their layout allows it, else element by element; a group of lanes takes a row. */
+#ifndef MUVOX_CUDA_VECTORS_H
+#define MUVOX_CUDA_VECTORS_H
+
+#include "device.cuh"
+#include "launch.cuh"
+
+#include <type_traits>
+
+/* V elements that are next to each other. */
+template <typename T, int V> struct alignas(V * sizeof(T)) elements {
+    T at[V];
+};
+
+template <int V, typename T> __device__ __forceinline__ elements<T, V> read(const T *from)
+{
+    return *reinterpret_cast<const elements<T, V> *>(from);
+}
+
+/* Zeros where nothing is to be read. */
+template <int V, typename T> __device__ __forceinline__ elements<T, V> read_if(bool there, const T *from)
+{
+    elements<T, V> zeros;
+
+#pragma unroll
+    for (int v = 0; v < V; v++) zeros.at[v] = narrow<T>(0);
+    return there ? read<V>(from) : zeros;
+}
+
+template <int V, typename T> __device__ __forceinline__ void write(T *to, const wide_t<T> (&x)[V])
+{
+    elements<T, V> all;
+
+#pragma unroll
+    for (int v = 0; v < V; v++) all.at[v] = narrow<T>(x[v]);
+    *reinterpret_cast<elements<T, V> *>(to) = all;
+}
+
+/* Whether all rows of a table are whole vectors of V elements, aligned. */
+template <typename T, int V, typename M> bool whole_vectors(const M &m)
+{
+    return m.cols % V == 0 && m.row_stride % V == 0 && reinterpret_cast<uintptr_t>(m.data) % (V * sizeof(T)) == 0;
+}
+
+/* f with the number of elements that one load may take of each of these tables, as a type whose ::value it is. */
+template <typename T, typename F, typename... M> muvox_status with_vectors(F f, const M &...tables)
+{
+    constexpr int V = 16 / sizeof(T);
+
+    return (whole_vectors<T, V>(tables) && ...) ? f(std::integral_constant<int, V>())
+                                                : f(std::integral_constant<int, 1>());
+}
+
+/* Groups of 2^bits lanes, as many as a row has vectors, `least` or more, at most a warp. */
+inline int lane_bits(int64_t vectors, int64_t least = 1)
+{
+    return bits_below(vectors < least ? least : vectors > WARP ? (int64_t)WARP : vectors);
+}
+
+/* The number of this thread's group of all, and its lane in it. */
+struct lane_group {
+    int64_t                    number;
+    int                        lane, lanes;
+    __device__ __forceinline__ lane_group(int bits)
+        : number(((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> bits), lane((int)threadIdx.x & ((1 << bits) - 1)),
+          lanes(1 << bits)
+    {
+    }
+};
+
+#endif
