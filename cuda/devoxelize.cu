@@ -8,69 +8,65 @@
 
 enum { BLOCK = 256, AHEAD = 4 };
 
-/* What one lane reads at a time: rows, −1 for none, with the weights of their places, 0 for none. */
-template <typename R> struct batch {
-    int64_t row[AHEAD];
-    R       weight[AHEAD];
-};
-
-template <typename I>
-static __device__ __forceinline__ void read_rows(const I *index, int64_t left, int64_t rows, int64_t (&row)[AHEAD])
-{
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-        const int64_t s = j < left ? (int64_t)index[j] : -1;
-
-        row[j] = s < rows ? s : -1;
-    }
-}
-
 /* The voxels of AHEAD places of point n from k on; below 0: none. */
-static __device__ __forceinline__ void read_rows(const muvox_devoxelize &op, int64_t n, int64_t k,
+static __device__ __forceinline__ void voxels_of(const muvox_devoxelize &op, int64_t n, int64_t k,
                                                  int64_t (&row)[AHEAD])
 {
-    const int64_t at = n * op.index.row_stride + k, left = op.index.cols - k;
+    int64_t at[AHEAD];
 
-    if (op.index.dtype == MUVOX_I64)
-        read_rows(static_cast<const int64_t *>(op.index.data) + at, left, op.feats.rows, row);
-    else
-        read_rows(static_cast<const int32_t *>(op.index.data) + at, left, op.feats.rows, row);
-}
-
-/* Weights of the places that `at` says, 0 where there is no row: the dtype is looked at once for all. */
-template <typename R>
-static __device__ __forceinline__ void read_weights(const muvox_matrix &weights, const int64_t (&at)[AHEAD],
-                                                    batch<R>           &all)
-{
-    const auto read_all = [&](auto *data) {
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) all.weight[j] = all.row[j] < 0 ? (R)0 : (R)widen(data[at[j]]);
-    };
-
-    if constexpr (sizeof(R) == sizeof(double))
-        read_all(static_cast<const double *>(weights.data));
-    else
-        switch (weights.dtype) {
-        case MUVOX_F16: read_all(static_cast<const __half *>(weights.data)); break;
-        case MUVOX_BF16: read_all(static_cast<const __nv_bfloat16 *>(weights.data)); break;
-        default: read_all(static_cast<const float *>(weights.data)); break;
-        }
+    for (int j = 0; j < AHEAD; j++) at[j] = k + j < op.index.cols ? n * op.index.row_stride + k + j : -1;
+    integers_at(op.index, at, row);
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) row[j] = row[j] < op.feats.rows ? row[j] : -1;
 }
 
-/* sum += Σ weight · row, V channels from c on. A place without a row adds 0 · 0. */
+/* Weights as they lie in memory: made numbers of only when they are needed, so that nothing waits for them before. */
+template <typename R> struct raw_weight {
+    uint32_t                        bits;
+    __device__ __forceinline__ void read(const muvox_matrix &weights, int64_t at)
+    {
+        bits = weights.dtype == MUVOX_F32 ? static_cast<const uint32_t *>(weights.data)[at]
+                                          : static_cast<const uint16_t *>(weights.data)[at];
+    }
+    __device__ __forceinline__ float number(const muvox_matrix &weights) const
+    {
+        if (weights.dtype == MUVOX_F16) return __half2float(__ushort_as_half((uint16_t)bits));
+        return __uint_as_float(weights.dtype == MUVOX_F32 ? bits : bits << 16);
+    }
+};
+
+template <> struct raw_weight<double> {
+    double                          value;
+    __device__ __forceinline__ void read(const muvox_matrix &weights, int64_t at)
+    {
+        value = static_cast<const double *>(weights.data)[at];
+    }
+    __device__ __forceinline__ double number(const muvox_matrix &) const
+    {
+        return value;
+    }
+};
+
+/* sum += Σ weight · row, V channels from c on; `at`: where the weights stand. A place without a row adds 0 · 0. */
 template <int V, typename T>
-static __device__ __forceinline__ void add_rows(const muvox_matrix &table, int64_t c, const batch<wide_t<T>> &all,
+static __device__ __forceinline__ void add_rows(const muvox_matrix &table, const muvox_matrix &weights, int64_t c,
+                                                const int64_t (&row)[AHEAD], const int64_t (&at)[AHEAD],
                                                 wide_t<T> (&sum)[V])
 {
-    elements<T, V> x[AHEAD];
+    elements<T, V>        x[AHEAD];
+    raw_weight<wide_t<T>> raw[AHEAD];
 
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++)
-        x[j] = read_if<V>(all.row[j] >= 0, static_cast<const T *>(table.data) + all.row[j] * table.row_stride + c);
+    for (int j = 0; j < AHEAD; j++) raw[j].read(weights, at[j]);
+    read_rows<V>(table, row, c, x);
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++)
+    for (int j = 0; j < AHEAD; j++) {
+        const wide_t<T> weight = row[j] < 0 ? (wide_t<T>)0 : raw[j].number(weights);
+
 #pragma unroll
-        for (int v = 0; v < V; v++) sum[v] += all.weight[j] * widen(x[j].at[v]);
+        for (int v = 0; v < V; v++) sum[v] += weight * widen(x[j].at[v]);
+    }
 }
 
 template <typename T, int V> static __global__ void __launch_bounds__(BLOCK) read_voxels(muvox_devoxelize op, int bits)
@@ -84,14 +80,12 @@ template <typename T, int V> static __global__ void __launch_bounds__(BLOCK) rea
         R sum[V] = {};
 
         for (int64_t k = 0; k < op.index.cols; k += AHEAD) {
-            batch<R> all;
-            int64_t  at[AHEAD];
+            int64_t row[AHEAD], at[AHEAD];
 
-            read_rows(op, n, k, all.row);
+            voxels_of(op, n, k, row);
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) at[j] = n * op.weights.row_stride + k + j;
-            read_weights<R>(op.weights, at, all);
-            add_rows<V, T>(op.feats, c, all, sum);
+            for (int j = 0; j < AHEAD; j++) at[j] = n * op.weights.row_stride + (k + j < op.index.cols ? k + j : k);
+            add_rows<V, T>(op.feats, op.weights, c, row, at, sum);
         }
         write<V>(static_cast<T *>(op.out.data) + n * op.out.row_stride + c, sum);
     }
@@ -136,19 +130,16 @@ static __global__ void __launch_bounds__(BLOCK) voxel_gradients(muvox_devoxelize
         R sum[V] = {};
 
         for (int64_t e = begin; e < end; e += AHEAD) {
-            batch<R> all;
-            int64_t  at[AHEAD];
+            int64_t row[AHEAD], at[AHEAD];
 
 #pragma unroll
             for (int j = 0; j < AHEAD; j++) {
-                const int64_t place = e + j < end ? e + j : e;
+                const int64_t place = e + j < end ? e + j : e, n = list.row(place);
 
-                all.row[j] = list.row(place);
-                at[j] = all.row[j] * op.weights.row_stride + list.rank(place);
-                if (e + j >= end) all.row[j] = -1;
+                at[j] = n * op.weights.row_stride + list.rank(place);
+                row[j] = e + j < end ? n : -1;
             }
-            read_weights<R>(op.weights, at, all);
-            add_rows<V, T>(op.grad_out, c, all, sum);
+            add_rows<V, T>(op.grad_out, op.weights, c, row, at, sum);
         }
         write<V>(static_cast<T *>(op.grad_feats.data) + s * op.grad_feats.row_stride + c, sum);
     }
@@ -167,15 +158,12 @@ static __global__ void __launch_bounds__(BLOCK) weight_gradients(muvox_devoxeliz
         int64_t row[AHEAD] = {-1, -1, -1, -1};
         R       sum[AHEAD] = {}, mine = 0;
 
-        if (there) read_rows(op, n, k, row);
+        if (there) voxels_of(op, n, k, row);
         for (int64_t c = group.lane * V; there && c < C; c += group.lanes * V) {
             const elements<T, V> g = read<V>(static_cast<const T *>(op.grad_out.data) + n * op.grad_out.row_stride + c);
             elements<T, V>       x[AHEAD];
 
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                x[j] =
-                    read_if<V>(row[j] >= 0, static_cast<const T *>(op.feats.data) + row[j] * op.feats.row_stride + c);
+            read_rows<V>(op.feats, row, c, x);
 #pragma unroll
             for (int j = 0; j < AHEAD; j++)
 #pragma unroll

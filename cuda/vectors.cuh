@@ -17,14 +17,17 @@ template <int V, typename T> __device__ __forceinline__ elements<T, V> read(cons
     return *reinterpret_cast<const elements<T, V> *>(from);
 }
 
-/* Zeros where nothing is to be read. */
-template <int V, typename T> __device__ __forceinline__ elements<T, V> read_if(bool there, const T *from)
+/* V elements from column c on of several rows, all asked for before the first is needed; zeros for a row below 0. */
+template <int V, typename T, int N>
+__device__ __forceinline__ void read_rows(const muvox_matrix &table, const int64_t (&row)[N], int64_t c,
+                                          elements<T, V> (&x)[N])
 {
-    elements<T, V> zeros;
-
 #pragma unroll
-    for (int v = 0; v < V; v++) zeros.at[v] = narrow<T>(0);
-    return there ? read<V>(from) : zeros;
+    for (int j = 0; j < N; j++) {
+#pragma unroll
+        for (int v = 0; v < V; v++) x[j].at[v] = narrow<T>(0);
+        if (row[j] >= 0) x[j] = read<V>(static_cast<const T *>(table.data) + row[j] * table.row_stride + c);
+    }
 }
 
 template <int V, typename T> __device__ __forceinline__ void write(T *to, const wide_t<T> (&x)[V])
@@ -33,7 +36,15 @@ template <int V, typename T> __device__ __forceinline__ void write(T *to, const 
 
 #pragma unroll
     for (int v = 0; v < V; v++) all.at[v] = narrow<T>(x[v]);
-    *reinterpret_cast<elements<T, V> *>(to) = all;
+    if constexpr (sizeof all == sizeof(uint4)) {
+        const uint4 words = *reinterpret_cast<const uint4 *>(&all);
+
+        /* Assigned, they may become four stores. */
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+                     "r"(words.w)
+                     : "memory");
+    } else
+        *reinterpret_cast<elements<T, V> *>(to) = all;
 }
 
 /* Whether all rows of a table are whole vectors of V elements, aligned. */

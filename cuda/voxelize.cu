@@ -16,22 +16,20 @@ static __global__ void __launch_bounds__(BLOCK) average(muvox_voxelize op, rever
     const int64_t    s = group.number, C = op.feats.cols;
 
     if (s >= op.counts.rows) return;
-    const int64_t count = integer(op.counts, s), begin = list.begins[s], end = count > 0 ? list.begins[s + 1] : begin;
-    const R       divisor = count > 0 ? (R)count : (R)1;
+    const int64_t count = integer_at(op.counts, s * op.counts.row_stride), begin = list.begins[s],
+                  end = count > 0 ? list.begins[s + 1] : begin;
+    const R divisor = count > 0 ? (R)count : (R)1;
 
     for (int64_t c = group.lane * V; c < C; c += group.lanes * V) {
         R sum[V] = {};
 
         for (int64_t e = begin; e < end; e += AHEAD) {
             elements<T, V> x[AHEAD];
+            int64_t        row[AHEAD];
 
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
-                const bool there = e + j < end;
-
-                x[j] = read_if<V>(there, static_cast<const T *>(op.feats.data) +
-                                             list.row(there ? e + j : e) * op.feats.row_stride + c);
-            }
+            for (int j = 0; j < AHEAD; j++) row[j] = e + j < end ? list.row(e + j) : -1;
+            read_rows<V>(op.feats, row, c, x);
 #pragma unroll
             for (int j = 0; j < AHEAD; j++)
 #pragma unroll
@@ -79,31 +77,29 @@ extern "C" muvox_status muvox_voxelize_forward_cuda(muvox_context *ctx, const mu
 template <typename T, int V> static __global__ void __launch_bounds__(BLOCK) spread(muvox_voxelize op, int bits)
 {
     using R = wide_t<T>;
+    constexpr bool   SHORT = sizeof(T) == 2; /* what a product with 1 / count loses is far below its last digit */
     const lane_group group(bits);
     const int64_t    C = op.feats.cols, groups = BLOCK >> bits;
     const int64_t    first = blockIdx.x * groups * AHEAD + (threadIdx.x >> bits);
-    int64_t          voxel[AHEAD];
-    R                divisor[AHEAD]; /* 0: the point is skipped */
+    int64_t          at[AHEAD], voxel[AHEAD], count[AHEAD];
+    R                factor[AHEAD]; /* 0: the point is skipped */
 
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-        const int64_t n = first + j * groups, s = n < op.feats.rows ? integer(op.index, n) : -1;
-
-        voxel[j] = s < op.counts.rows ? s : -1;
-    }
+    for (int j = 0; j < AHEAD; j++)
+        at[j] = first + j * groups < op.feats.rows ? (first + j * groups) * op.index.row_stride : -1;
+    integers_at(op.index, at, voxel);
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
-        const int64_t count = voxel[j] < 0 ? 0 : integer(op.counts, voxel[j]);
-
-        divisor[j] = count > 0 ? (R)count : (R)0;
+        if (voxel[j] >= op.counts.rows) voxel[j] = -1;
+        at[j] = voxel[j] < 0 ? -1 : voxel[j] * op.counts.row_stride;
     }
+    integers_at(op.counts, at, count);
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) factor[j] = count[j] <= 0 ? (R)0 : SHORT ? (R)1 / (R)count[j] : (R)count[j];
     for (int64_t c = group.lane * V; c < C; c += group.lanes * V) {
         elements<T, V> g[AHEAD];
 
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            g[j] = read_if<V>(voxel[j] >= 0,
-                              static_cast<const T *>(op.grad_out.data) + voxel[j] * op.grad_out.row_stride + c);
+        read_rows<V>(op.grad_out, voxel, c, g);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
             const int64_t n = first + j * groups;
@@ -111,7 +107,11 @@ template <typename T, int V> static __global__ void __launch_bounds__(BLOCK) spr
 
             if (n >= op.feats.rows) break;
 #pragma unroll
-            for (int v = 0; v < V; v++) dx[v] = divisor[j] > 0 ? widen(g[j].at[v]) / divisor[j] : (R)0;
+            for (int v = 0; v < V; v++) {
+                const R x = widen(g[j].at[v]);
+
+                dx[v] = factor[j] == 0 ? (R)0 : SHORT ? x * factor[j] : x / factor[j];
+            }
             write<V>(static_cast<T *>(op.grad_feats.data) + n * op.grad_feats.row_stride + c, dx);
         }
     }
