@@ -16,11 +16,14 @@ static __global__ void __launch_bounds__(BLOCK) average(muvox_voxelize op, rever
     const int64_t    s = group.number, C = op.feats.cols;
 
     if (s >= op.counts.rows) return;
-    const int64_t count = integer_at(op.counts, s * op.counts.row_stride), begin = list.begins[s],
-                  end = count > 0 ? list.begins[s + 1] : begin;
-    const R divisor = count > 0 ? (R)count : (R)1;
+    const int64_t begin = list.begins[s], found = list.begins[s + 1] - begin;
+    const int64_t count = op.histogram.data ? found : integer_at(op.counts, s * op.counts.row_stride);
+    const int64_t end = count > 0 ? begin + found : begin;
+    const R       divisor = count > 0 ? (R)count : (R)1;
 
-    for (int64_t c = group.lane * V; c < C; c += group.lanes * V) {
+    if (op.histogram.data && group.lane == 0)
+        static_cast<int64_t *>(op.histogram.data)[s * op.histogram.row_stride] = count;
+    for (int64_t c = group.lane * V; op.out.data && c < C; c += group.lanes * V) {
         R sum[V] = {};
 
         for (int64_t e = begin; e < end; e += AHEAD) {
@@ -49,7 +52,7 @@ extern "C" muvox_status muvox_voxelize_forward_cuda(muvox_context *ctx, const mu
     FORWARD(check_voxelize_forward(ctx, op));
     const device_call call(ctx, op_name);
     FORWARD(call.status);
-    if (!S || !op->out.data) return MUVOX_OK;
+    if (!S || (!op->out.data && !op->histogram.data)) return MUVOX_OK;
     return with_places(N, 1, [&](auto place) {
         using P = decltype(place);
         reverse_list<P> list = {};
