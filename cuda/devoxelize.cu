@@ -69,7 +69,7 @@ static __device__ __forceinline__ void add_rows(const muvox_matrix &table, const
     }
 }
 
-template <typename T, int V> static __global__ void __launch_bounds__(BLOCK) read_voxels(muvox_devoxelize op, int bits)
+template <typename T, int V> static __global__ void __launch_bounds__(BLOCK, 4) read_voxels(muvox_devoxelize op, int bits)
 {
     using R = wide_t<T>;
     const lane_group group(bits);
@@ -118,7 +118,7 @@ extern "C" muvox_status muvox_devoxelize_forward_cuda(muvox_context *ctx, const 
 
 /* A group for each voxel, over the places that read it. */
 template <typename T, int V, typename P>
-static __global__ void __launch_bounds__(BLOCK) voxel_gradients(muvox_devoxelize op, reverse_list<P> list, int bits)
+static __global__ void __launch_bounds__(BLOCK, 4) voxel_gradients(muvox_devoxelize op, reverse_list<P> list, int bits)
 {
     using R = wide_t<T>;
     const lane_group group(bits);
@@ -147,7 +147,7 @@ static __global__ void __launch_bounds__(BLOCK) voxel_gradients(muvox_devoxelize
 
 /* A group of AHEAD lanes or more for each point; lane j writes the gradient of place j of a batch. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(BLOCK) weight_gradients(muvox_devoxelize op, int bits)
+static __global__ void __launch_bounds__(BLOCK, 4) weight_gradients(muvox_devoxelize op, int bits)
 {
     using R = wide_t<T>;
     const lane_group group(bits);

@@ -17,17 +17,31 @@ template <int V, typename T> __device__ __forceinline__ elements<T, V> read(cons
     return *reinterpret_cast<const elements<T, V> *>(from);
 }
 
+/* The same, or zeros. Whole words: put together of halves, the zeros would take several instructions for each. */
+template <int V, typename T> __device__ __forceinline__ elements<T, V> read_if(bool there, const T *from)
+{
+    if constexpr (sizeof(elements<T, V>) == sizeof(uint4)) {
+        uint4 words = {0, 0, 0, 0};
+
+        if (there) words = *reinterpret_cast<const uint4 *>(from);
+        return *reinterpret_cast<const elements<T, V> *>(&words);
+    } else {
+        elements<T, V> x;
+
+#pragma unroll
+        for (int v = 0; v < V; v++) x.at[v] = there ? from[v] : narrow<T>(0);
+        return x;
+    }
+}
+
 /* V elements from column c on of several rows, all asked for before the first is needed; zeros for a row below 0. */
 template <int V, typename T, int N>
 __device__ __forceinline__ void read_rows(const muvox_matrix &table, const int64_t (&row)[N], int64_t c,
                                           elements<T, V> (&x)[N])
 {
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-#pragma unroll
-        for (int v = 0; v < V; v++) x[j].at[v] = narrow<T>(0);
-        if (row[j] >= 0) x[j] = read<V>(static_cast<const T *>(table.data) + row[j] * table.row_stride + c);
-    }
+    for (int j = 0; j < N; j++)
+        x[j] = read_if<V>(row[j] >= 0, static_cast<const T *>(table.data) + row[j] * table.row_stride + c);
 }
 
 template <int V, typename T> __device__ __forceinline__ void write(T *to, const wide_t<T> (&x)[V])

@@ -9,7 +9,7 @@
 enum { BLOCK = 256, AHEAD = 4 };
 
 template <typename T, int V, typename P>
-static __global__ void __launch_bounds__(BLOCK) average(muvox_voxelize op, reverse_list<P> list, int bits)
+static __global__ void __launch_bounds__(BLOCK, 4) average(muvox_voxelize op, reverse_list<P> list, int bits)
 {
     using R = wide_t<T>;
     const lane_group group(bits);
@@ -77,7 +77,7 @@ extern "C" muvox_status muvox_voxelize_forward_cuda(muvox_context *ctx, const mu
 }
 
 /* A group takes AHEAD points of its block, one of each round, so that a block writes its rows in turn. */
-template <typename T, int V> static __global__ void __launch_bounds__(BLOCK) spread(muvox_voxelize op, int bits)
+template <typename T, int V> static __global__ void __launch_bounds__(BLOCK, 4) spread(muvox_voxelize op, int bits)
 {
     using R = wide_t<T>;
     constexpr bool   SHORT = sizeof(T) == 2; /* what a product with 1 / count loses is far below its last digit */
