@@ -1,5 +1,5 @@
-/* devoxelize on the device: see muvox/devoxelize.h. A group of lanes takes a point or a voxel, each lane a vector of channels,
- * and reads several places at a time, so that their loads wait together. */
+/* devoxelize on the device: see muvox/devoxelize.h. A group of lanes takes a point or a voxel, each lane a vector of
+ * channels, and reads several places at a time, so that their loads wait together. */
 #include "muvox/devoxelize.h"
 
 #include "../ops/checks.h"
@@ -69,7 +69,8 @@ static __device__ __forceinline__ void add_rows(const muvox_matrix &table, const
     }
 }
 
-template <typename T, int V> static __global__ void __launch_bounds__(BLOCK, 4) read_voxels(muvox_devoxelize op, int bits)
+template <typename T, int V>
+static __global__ void __launch_bounds__(BLOCK, 4) read_voxels(muvox_devoxelize op, int bits)
 {
     using R = wide_t<T>;
     const lane_group group(bits);

@@ -1,6 +1,6 @@
 /* pool on the device: see muvox/pool.h. A block takes up to 512 rows of a set: lanes with a vector of features each, as many
- * walkers over the rows as there is room for, whose parts are joined pair by pair. Larger sets take several blocks, whose parts
- * are joined in order. */
+ * walkers over the rows as there is room for, whose parts are joined pair by pair. Larger sets take several blocks, whose
+ * parts are joined in order. */
 #include "muvox/pool.h"
 
 #include "../ops/checks.h"
@@ -84,7 +84,7 @@ template <typename R> __device__ void write_pooled(const pool_arguments<R> &a, i
     }
 }
 
-/* How the threads of a block stand: `lanes` side by side, `walkers` of these over the rows; a set takes `chunks` blocks. */
+/* How the threads of a block stand: `lanes` side by side, `walkers` of these over the rows. A tile takes `chunks` blocks. */
 struct pool_shape {
     int lanes, walkers, chunks;
 };
@@ -117,26 +117,27 @@ static __global__ void __launch_bounds__(POOLERS *WIDTH<T> / V)
 
     if (t.first >= t.rows && !(t.rows == 0 && t.first == 0)) return;
     const bool     wants_max = a.columns.max >= 0, wants_absmax = a.columns.absmax >= 0;
-    const int      end = (int)(t.first + TILE_ROWS < t.rows ? t.first + TILE_ROWS : t.rows), apart = shape.walkers;
-    const T *const x = static_cast<const T *>(a.x.data) + row_at(a.x, a.sets, t.begin, t.set, 0) + f;
+    const int      begin = (int)t.first, apart = shape.walkers;
+    const int      count = (int)(t.rows - t.first < TILE_ROWS ? t.rows - t.first : TILE_ROWS);
+    const T *const x = static_cast<const T *>(a.x.data) + row_at(a.x, a.sets, t.begin, t.set, t.first) + f;
     const int64_t  step = apart * a.x.row_stride;
     R              sum[V] = {}, total = 0;
     best<R>        largest[V], largest_size[V];
     int            first = -1;
 
-    /* Several rows at a time, so that their loads wait together. */
-    for (int i0 = (int)t.first + walker; f < F && i0 < end; i0 += AHEAD * apart) {
+    /* Several rows of the tile at a time, so that their loads wait together. */
+    for (int i = walker; f < F && i < count; i += AHEAD * apart) {
         elements<T, V> rows[AHEAD];
         R              u[AHEAD];
         bool           there[AHEAD];
-        const T *const from = x + i0 * a.x.row_stride;
+        const T *const from = x + i * a.x.row_stride;
 
 #pragma unroll
-        for (int n = 0; n < AHEAD; n++) there[n] = i0 + n * apart < end;
+        for (int n = 0; n < AHEAD; n++) there[n] = i + n * apart < count;
         if (a.mask.data)
 #pragma unroll
             for (int n = 0; n < AHEAD; n++)
-                there[n] = there[n] && row_valid(a.mask, a.sets, t.begin, t.set, i0 + n * apart);
+                there[n] = there[n] && row_valid(a.mask, a.sets, t.begin, t.set, t.first + i + n * apart);
 #pragma unroll
         for (int n = 0; n < AHEAD; n++) {
             u[n] = there[n] ? (R)1 : (R)0;
@@ -145,12 +146,12 @@ static __global__ void __launch_bounds__(POOLERS *WIDTH<T> / V)
         if (a.row_weights.data)
 #pragma unroll
             for (int n = 0; n < AHEAD; n++)
-                if (there[n]) u[n] = weight_of_row<R>(a.row_weights, a.sets, t, i0 + n * apart);
+                if (there[n]) u[n] = weight_of_row<R>(a.row_weights, a.sets, t, t.first + i + n * apart);
 #pragma unroll
         for (int n = 0; n < AHEAD; n++) {
             if (!there[n]) continue;
             total += u[n];
-            first = first < 0 ? i0 + n * apart : first;
+            first = first < 0 ? begin + i + n * apart : first;
 #pragma unroll
             for (int v = 0; v < V; v++) sum[v] += u[n] * widen(rows[n].at[v]);
         }
@@ -160,13 +161,13 @@ static __global__ void __launch_bounds__(POOLERS *WIDTH<T> / V)
             for (int n = 0; n < AHEAD; n++)
 #pragma unroll
                 for (int v = 0; v < V; v++)
-                    if (there[n]) largest[v].meet(widen(rows[n].at[v]) + (R)0, i0 + n * apart);
+                    if (there[n]) largest[v].meet(widen(rows[n].at[v]) + (R)0, begin + i + n * apart);
         if (wants_absmax)
 #pragma unroll
             for (int n = 0; n < AHEAD; n++)
 #pragma unroll
                 for (int v = 0; v < V; v++)
-                    if (there[n]) largest_size[v].meet(fabs(widen(rows[n].at[v]) + (R)0), i0 + n * apart);
+                    if (there[n]) largest_size[v].meet(fabs(widen(rows[n].at[v]) + (R)0), begin + i + n * apart);
     }
 #pragma unroll
     for (int v = 0; v < V; v++) {

@@ -10,7 +10,7 @@ __device__ __forceinline__ int64_t integer_at(const muvox_matrix &m, int64_t at)
     return m.dtype == MUVOX_I64 ? static_cast<const int64_t *>(m.data)[at] : static_cast<const int32_t *>(m.data)[at];
 }
 
-/* Those at several places, −1 where a place is below 0. The dtype is looked at once, so that all loads wait together. */
+/* Those at several places, −1 where a place is below 0. The dtype is looked at once: all loads wait together. */
 template <int N>
 __device__ __forceinline__ void integers_at(const muvox_matrix &m, const int64_t (&at)[N], int64_t (&x)[N])
 {
