@@ -1,26 +1,19 @@
-/* pool on the device: see muvox/pool.h. A block takes up to 512 rows of a set and 32 features: threads of a column walk over
- * every eighth row, then the eight are joined in order. Larger sets take several blocks, whose parts are joined in order. */
+/* pool on the device: see muvox/pool.h. A block takes up to 512 rows of a set: lanes with a vector of features each, as many
+ * walkers over the rows as there is room for, whose parts are joined pair by pair. Larger sets take several blocks, whose
+ * parts are joined in order. */
 #include "muvox/pool.h"
 
 #include "../ops/checks.h"
 #include "aggregate.cuh"
+#include "vectors.cuh"
 
-enum { TILE_ROWS = 512, WALKERS = 8, AHEAD = 8 };
+enum { TILE_ROWS = 512, POOLERS = 128, AHEAD = 4, WALKERS = 8 };
 
 /* What is known of one feature after some rows. */
 template <typename R> struct part {
     R                               sum, total; /* Σ u x, Σ u */
     best<R>                         largest, largest_size;
     int                             first; /* the first row, −1 before any */
-    __device__ __forceinline__ void meet(R x, R u, int row, bool wants_max, bool wants_absmax)
-    {
-        sum += u * x;
-        total += u;
-        x += (R)0; /* −0 becomes 0, every NaN the same */
-        if (wants_max) largest.meet(x, row);
-        if (wants_absmax) largest_size.meet(fabs(x), row);
-        if (first < 0) first = row;
-    }
     __device__ __forceinline__ void settle()
     {
         largest.settle(first);
@@ -91,46 +84,116 @@ template <typename R> __device__ void write_pooled(const pool_arguments<R> &a, i
     }
 }
 
-template <typename R>
-static __global__ void __launch_bounds__(WARP *WALKERS) pool_tiles(const pool_arguments<R> a, int64_t chunks)
+/* How the threads of a block stand: `lanes` side by side, `walkers` of these over the rows. A tile takes `chunks` blocks. */
+struct pool_shape {
+    int lanes, walkers, chunks;
+};
+
+/* The features that a lane takes where rows are aligned. */
+template <typename T> constexpr int WIDTH = sizeof(T) == sizeof(double) ? 2 : 4;
+
+/* For V features a lane. As many walkers in any case, so that sums have the same order. */
+template <typename T, int V> pool_shape shape_of(int64_t F)
 {
-    __shared__ __align__(16) char space[sizeof(part<R>) * WALKERS * WARP];
-    part<R>(*const walked)[WARP] = reinterpret_cast<part<R>(*)[WARP]>(space);
-    const int64_t F = a.x.cols, number = quotient(blockIdx.x, chunks),
-                  f = (blockIdx.x - number * chunks) * WARP + threadIdx.x;
-    const tile t = tile_of(a.sets, TILE_ROWS, number);
-    part<R>    mine = {0, 0, {}, {}, -1};
+    const int64_t vectors = (F + WIDTH<T> - 1) / WIDTH<T>, chunks = (vectors + WARP - 1) / WARP;
+    const int64_t each = (vectors + chunks - 1) / chunks;
+
+    return {(int)(each * WIDTH<T> / V), (int)(POOLERS / each), (int)chunks};
+}
+
+template <typename T, int V>
+static __global__ void __launch_bounds__(POOLERS *WIDTH<T> / V)
+    pool_tiles(const pool_arguments<wide_t<T>> a, pool_shape shape)
+{
+    using R = wide_t<T>;
+    constexpr int MOST = POOLERS * WIDTH<T> / V; /* threads */
+    __shared__ __align__(16) char space[sizeof(part<R>) * MOST * V];
+    part<R>(*const walked)[MOST] = reinterpret_cast<part<R>(*)[MOST]>(space);
+    const int64_t F = a.x.cols, number = quotient(blockIdx.x, shape.chunks);
+    const int     walker = (int)threadIdx.x / shape.lanes, lane = (int)threadIdx.x % shape.lanes;
+    const int64_t f = ((blockIdx.x - number * shape.chunks) * shape.lanes + lane) * V;
+    const tile    t = tile_of(a.sets, TILE_ROWS, number);
+    part<R>       mine[V];
 
     if (t.first >= t.rows && !(t.rows == 0 && t.first == 0)) return;
-    const bool    wants_max = a.columns.max >= 0, wants_absmax = a.columns.absmax >= 0;
-    const int     end = (int)(t.first + TILE_ROWS < t.rows ? t.first + TILE_ROWS : t.rows);
-    const int64_t x_at = row_at(a.x, a.sets, t.begin, t.set, 0) + (f < F ? f : F - 1);
-    /* Several rows at a time, so that their loads wait together. */
-    for (int i0 = (int)t.first + (int)threadIdx.y; i0 < end; i0 += AHEAD * WALKERS) {
-        R    x[AHEAD], u[AHEAD];
-        bool there[AHEAD];
+    const bool     wants_max = a.columns.max >= 0, wants_absmax = a.columns.absmax >= 0;
+    const int      begin = (int)t.first, apart = shape.walkers;
+    const int      count = (int)(t.rows - t.first < TILE_ROWS ? t.rows - t.first : TILE_ROWS);
+    const T *const x = static_cast<const T *>(a.x.data) + row_at(a.x, a.sets, t.begin, t.set, t.first) + f;
+    const int64_t  step = apart * a.x.row_stride;
+    R              sum[V] = {}, total = 0;
+    best<R>        largest[V], largest_size[V];
+    int            first = -1;
 
+    /* Several rows of the tile at a time, so that their loads wait together. */
+    for (int i = walker; f < F && i < count; i += AHEAD * apart) {
+        elements<T, V> rows[AHEAD];
+        R              u[AHEAD];
+        bool           there[AHEAD];
+        const T *const from = x + i * a.x.row_stride;
+
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++) there[n] = i + n * apart < count;
+        if (a.mask.data)
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++)
+                there[n] = there[n] && row_valid(a.mask, a.sets, t.begin, t.set, t.first + i + n * apart);
 #pragma unroll
         for (int n = 0; n < AHEAD; n++) {
-            const int i = i0 + n * WALKERS;
-
-            there[n] = i < end && row_valid(a.mask, a.sets, t.begin, t.set, i);
-            x[n] = there[n] ? load<R>(a.x.data, a.x.dtype, x_at + i * a.x.row_stride) : (R)0;
-            u[n] = there[n] ? weight_of_row<R>(a.row_weights, a.sets, t, i) : (R)0;
+            u[n] = there[n] ? (R)1 : (R)0;
+            if (there[n]) rows[n] = read<V>(from + n * step);
         }
+        if (a.row_weights.data)
 #pragma unroll
-        for (int n = 0; n < AHEAD; n++)
-            if (there[n]) mine.meet(x[n], u[n], i0 + n * WALKERS, wants_max, wants_absmax);
+            for (int n = 0; n < AHEAD; n++)
+                if (there[n]) u[n] = weight_of_row<R>(a.row_weights, a.sets, t, t.first + i + n * apart);
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++) {
+            if (!there[n]) continue;
+            total += u[n];
+            first = first < 0 ? begin + i + n * apart : first;
+#pragma unroll
+            for (int v = 0; v < V; v++) sum[v] += u[n] * widen(rows[n].at[v]);
+        }
+        /* Added to 0, −0 becomes 0, and every NaN the same. */
+        if (wants_max)
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++)
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    if (there[n]) largest[v].meet(widen(rows[n].at[v]) + (R)0, begin + i + n * apart);
+        if (wants_absmax)
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++)
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    if (there[n]) largest_size[v].meet(fabs(widen(rows[n].at[v]) + (R)0), begin + i + n * apart);
     }
-    mine.settle();
-    walked[threadIdx.y][threadIdx.x] = mine;
-    __syncthreads();
-    if (threadIdx.y || f >= F) return;
-    for (int w = 1; w < WALKERS; w++) mine.join(walked[w][threadIdx.x]);
-    if (t.rows <= TILE_ROWS)
-        write_pooled(a, t.set, f, mine);
-    else
-        a.parts[(2 * t.begin / TILE_ROWS + t.first / TILE_ROWS) * F + f] = mine;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        mine[v] = {sum[v], total, largest[v], largest_size[v], first};
+        mine[v].settle();
+    }
+    /* The later half of the walkers left goes to the earlier one, until one has all. */
+    for (int left = shape.walkers; left > 1; left = (left + 1) / 2) {
+        const int half = (left + 1) / 2;
+
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            if (walker >= half && walker < left) walked[v][threadIdx.x] = mine[v];
+        __syncthreads();
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            if (walker + half < left) mine[v].join(walked[v][threadIdx.x + half * shape.lanes]);
+        __syncthreads();
+    }
+    if (walker || f >= F) return;
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        if (t.rows <= TILE_ROWS)
+            write_pooled(a, t.set, f + v, mine[v]);
+        else
+            a.parts[(2 * t.begin / TILE_ROWS + t.first / TILE_ROWS) * F + f + v] = mine[v];
 }
 
 /* Joins the parts of the sets larger than a tile. */
@@ -148,19 +211,29 @@ template <typename R> static __global__ void pool_parts(const pool_arguments<R> 
     write_pooled(a, s, f, all);
 }
 
-template <typename R> static muvox_status forward(muvox_context *ctx, pool_arguments<R> a)
+/* Whether every row of x is whole vectors of V elements, aligned. */
+template <typename T, int V> static bool whole_vectors_of_sets(const muvox_matrix &x, const muvox_sets &sets)
 {
+    return whole_vectors<T, V>(x) && (sets.splits || x.set_stride % V == 0);
+}
+
+template <typename T> static muvox_status forward(muvox_context *ctx, pool_arguments<wide_t<T>> a)
+{
+    using R = wide_t<T>;
     const char *const op_name = "pool";
-    const int64_t     F = a.x.cols, chunks = (F + WARP - 1) / WARP, tiles = tile_count(a.sets, TILE_ROWS);
+    const int64_t     F = a.x.cols, tiles = tile_count(a.sets, TILE_ROWS);
+    const bool        vectors = whole_vectors_of_sets<T, WIDTH<T>>(a.x, a.sets);
+    const pool_shape  shape = vectors ? shape_of<T, WIDTH<T>>(F) : shape_of<T, 1>(F);
     const bool        split = a.sets.splits || a.sets.size > TILE_ROWS;
     workspace         parts(ctx);
 
     if (!a.sets.count) return MUVOX_OK;
     if (split) FORWARD(parts.take(op_name, (2 * a.sets.rows / TILE_ROWS + 2) * F * (int64_t)sizeof(part<R>)));
     a.parts = parts.as<part<R>>();
-    FORWARD(check_grid(ctx, op_name, tiles * chunks));
+    FORWARD(check_grid(ctx, op_name, tiles * shape.chunks));
     FORWARD(check_grid(ctx, op_name, a.sets.count * F / 256 + 1));
-    pool_tiles<R><<<(unsigned)(tiles * chunks), dim3(WARP, WALKERS), 0, stream_of(ctx)>>>(a, chunks);
+    const auto kernel = vectors ? pool_tiles<T, WIDTH<T>> : pool_tiles<T, 1>;
+    kernel<<<(unsigned)(tiles * shape.chunks), (unsigned)(shape.lanes * shape.walkers), 0, stream_of(ctx)>>>(a, shape);
     LAUNCHED();
     if (split) {
         pool_parts<R><<<blocks_for(a.sets.count * F, 256), 256, 0, stream_of(ctx)>>>(a);
@@ -175,11 +248,10 @@ extern "C" muvox_status muvox_pool_forward_cuda(muvox_context *ctx, const muvox_
     const device_call call(ctx, "pool");
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "pool", "splits", &op->sets));
-    if (op->x.dtype == MUVOX_F64)
-        return forward<double>(ctx, {op->sets, columns_of(op->aggregates), op->x, op->mask, op->row_weights, op->out,
-                                     op->winners, nullptr, nullptr});
-    return forward<float>(ctx, {op->sets, columns_of(op->aggregates), op->x, op->mask, op->row_weights, op->out,
-                                op->winners, nullptr, nullptr});
+    return with_dtype(op->x.dtype, [&](auto element) {
+        return forward<decltype(element)>(ctx, {op->sets, columns_of(op->aggregates), op->x, op->mask, op->row_weights,
+                                                op->out, op->winners, nullptr, nullptr});
+    });
 }
 
 template <typename R> struct pool_gradients {
@@ -274,8 +346,12 @@ template <typename R> static muvox_status backward(muvox_context *ctx, const muv
         const muvox_output kept = {means ? totals + S : nullptr, DTYPE<R>, S, F, F, 0};
 
         if (!means) x.cols = 1; /* for the sum of the weights one column is enough */
-        FORWARD(forward<R>(
-            ctx, {op->sets, columns_of(MUVOX_MEAN), x, op->mask, op->row_weights, kept, {}, nullptr, totals}));
+        FORWARD(with_dtype(x.dtype, [&](auto element) -> muvox_status {
+            if constexpr (std::is_same<wide_t<decltype(element)>, R>::value)
+                return forward<decltype(element)>(
+                    ctx, {op->sets, columns_of(MUVOX_MEAN), x, op->mask, op->row_weights, kept, {}, nullptr, totals});
+            return MUVOX_OK;
+        }));
         a.totals = totals;
         a.means = totals + S;
     }

@@ -4,13 +4,25 @@
 
 #include "reverse.cuh"
 
-/* Number n of an int32 or int64 column, or of a matrix (N, K) row by row. */
-__device__ __forceinline__ int64_t integer(const muvox_matrix &m, int64_t n)
+/* The element at a place of an int32 or int64 matrix. */
+__device__ __forceinline__ int64_t integer_at(const muvox_matrix &m, int64_t at)
 {
-    const int64_t at =
-        m.cols == 1 ? n * m.row_stride : quotient(n, m.cols) * m.row_stride + (n - quotient(n, m.cols) * m.cols);
-
     return m.dtype == MUVOX_I64 ? static_cast<const int64_t *>(m.data)[at] : static_cast<const int32_t *>(m.data)[at];
+}
+
+/* Those at several places, −1 where a place is below 0. The dtype is looked at once: all loads wait together. */
+template <int N>
+__device__ __forceinline__ void integers_at(const muvox_matrix &m, const int64_t (&at)[N], int64_t (&x)[N])
+{
+    const auto read_all = [&](auto *data) {
+#pragma unroll
+        for (int j = 0; j < N; j++) x[j] = at[j] < 0 ? -1 : (int64_t)data[at[j]];
+    };
+
+    if (m.dtype == MUVOX_I64)
+        read_all(static_cast<const int64_t *>(m.data));
+    else
+        read_all(static_cast<const int32_t *>(m.data));
 }
 
 template <typename P>
@@ -19,10 +31,10 @@ static __global__ void read_index(muvox_matrix index, int64_t count, int64_t N, 
     const int64_t number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = quotient(number, index.cols);
 
     if (number >= count) return;
-    const int64_t row = integer(index, number);
+    const int64_t k = number - n * index.cols, row = integer_at(index, n * index.row_stride + k);
 
     picks[number] = row >= 0 && row < N ? (uint32_t)row : ~0u;
-    places[number] = (P)n << bits | (P)(number - n * index.cols);
+    places[number] = (P)n << bits | (P)k;
 }
 
 /* Which places of an index hold each of N rows; what is below 0 or past the last row holds none. */

@@ -424,6 +424,11 @@ muvox_output box_new_per_set(muvox_box *box, const char *name, bool wanted, muvo
     return pack(box, name, wanted, dtype, 1, &box->sets.count, &width);
 }
 
+muvox_output box_new_list(muvox_box *box, const char *name, muvox_dtype dtype, int64_t rows)
+{
+    return pack(box, name, true, dtype, 1, &rows, NULL);
+}
+
 muvox_output box_new_table(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t rows,
                            int64_t width)
 {

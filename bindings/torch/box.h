@@ -69,6 +69,7 @@ muvox_matrix box_list(muvox_box *box, int argument, const char *name);
 muvox_output box_new_rows(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width);
 muvox_output box_new_column(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype);
 muvox_output box_new_per_set(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t width);
+muvox_output box_new_list(muvox_box *box, const char *name, muvox_dtype dtype, int64_t rows);
 muvox_output box_new_table(muvox_box *box, const char *name, bool wanted, muvox_dtype dtype, int64_t rows,
                            int64_t width);
 

@@ -28,17 +28,19 @@
 #define LIST(op)    op##_operators,
 
 OPERATORS(DECLARE)
+extern const box_operator voxelize_by_size_operator; /* its backward is that of voxelize */
 
 static const box_operator *const operators[] = {OPERATORS(LIST)};
 static TorchLibraryHandle        definitions, kernels;
 
-static AOTITorchError add(const box_operator *op)
+/* torch prints the cause of a failure; the Python package then finds the operator missing. */
+static void add(const box_operator *op)
 {
-    return (definitions && aoti_torch_library_def(definitions, op->schema)) ||
-           torch_library_impl(kernels, op->name, op->function, TORCH_FLOOR);
+    if ((definitions && aoti_torch_library_def(definitions, op->schema)) ||
+        torch_library_impl(kernels, op->name, op->function, TORCH_FLOOR))
+        fprintf(stderr, "muvox: torch refuses to register %s\n", op->name);
 }
 
-/* torch prints the cause of a failure; the Python package then finds the operator missing. */
 __attribute__((constructor)) static void load(void)
 {
 #ifndef MUVOX_CUDA
@@ -52,9 +54,8 @@ __attribute__((constructor)) static void load(void)
         return;
     }
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
-        for (int direction = 0; direction < 2; direction++)
-            if (add(&operators[i][direction]))
-                fprintf(stderr, "muvox: torch refuses to register %s\n", operators[i][direction].name);
+        for (int direction = 0; direction < 2; direction++) add(&operators[i][direction]);
+    add(&voxelize_by_size_operator);
 }
 
 __attribute__((destructor)) static void unload(void)

@@ -21,10 +21,12 @@ typedef struct {
     size_t       struct_size;
     muvox_matrix feats;      /* (N, C) half, bfloat16, float or double */
     muvox_matrix index;      /* (N, 1) int32 or int64 */
-    muvox_matrix counts;     /* (S, 1) int32 or int64 */
+    muvox_matrix counts;     /* (S, 1) int32 or int64; of forward with histogram only the number of rows */
     muvox_output out;        /* (S, C), dtype of feats */
     muvox_matrix grad_out;   /* (S, C), dtype of feats; into backward */
     muvox_output grad_feats; /* (N, C), dtype of feats; out of backward */
+    muvox_output
+        histogram; /* (S, 1) int64; out of forward, only if wanted: how often each voxel is in index, used as counts */
 } muvox_voxelize;
 
 /* Errors: MUVOX_BAD_ARGUMENT, MUVOX_BAD_SHAPE, MUVOX_BAD_DTYPE. */

@@ -136,6 +136,13 @@ START_TEST(known_means)
             RUN(muvox_voxelize_backward, &op, simds[v], 1);
             assert_values("out", &q.sets, &op.out, out);
             for (int i = 0; i < 4; i++) ck_assert_double_eq(result_at(&op.grad_feats, &p.sets, 0, i, 0), grad[i]);
+            /* The counts given are those of index. */
+            op.out = output(&q, floating_dtypes[t], 1);
+            op.histogram = output(&q, MUVOX_I64, 1);
+            op.counts = (muvox_matrix){.rows = 3};
+            RUN(muvox_voxelize_forward, &op, simds[v], 1);
+            assert_values("out", &q.sets, &op.out, out);
+            assert_values("histogram", &q.sets, &op.histogram, counts);
             problem_free(&p);
             problem_free(&q);
         }
@@ -192,6 +199,7 @@ START_TEST(voxelize_refuses_wrong_arguments)
     REFUSED(forward, "voxelize", op.voxelize.index.rows--, MUVOX_BAD_SHAPE, "index");
     REFUSED(forward, "voxelize", op.voxelize.index.cols = 2, MUVOX_BAD_SHAPE, "index");
     REFUSED(forward, "voxelize", op.voxelize.counts.dtype = MUVOX_U8, MUVOX_BAD_DTYPE, "counts");
+    REFUSED(forward, "voxelize", op.voxelize.histogram = op.voxelize.out, MUVOX_BAD_SHAPE, "histogram");
     REFUSED(forward, "voxelize", op.voxelize.out.rows++, MUVOX_BAD_SHAPE, "out");
     REFUSED(forward, "voxelize", op.voxelize.out.dtype = MUVOX_F64, MUVOX_BAD_DTYPE, "out");
     REFUSED(forward, "voxelize", op.voxelize.out.row_stride = 1, MUVOX_BAD_ARGUMENT, "out");

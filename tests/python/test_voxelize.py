@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import muvox
 import op_cases as cases
@@ -53,6 +54,31 @@ def test_strides(view):
         (feats,),
         torch.float64,
     )
+
+
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
+def test_operator_that_counts(integer):
+    """What voxelize calls for a size: registered, differentiable and batched like the others."""
+    feats, index = problem(integer=integer)
+    by_size = torch.ops.muvox.voxelize_by_size.default
+    torch.library.opcheck(by_size, (feats, index, 7))
+    out, counts = by_size(feats, index, 7)
+    assert counts.dtype == torch.int64 and not counts.requires_grad
+    assert counts.tolist() == [(index == s).sum() for s in range(7)]
+    assert torch.equal(out, muvox.voxelize(feats, index, counts))
+    batch, others = torch.randn(3, *feats.shape).double(), torch.stack([index, index.flip(0), index])
+    found = torch.vmap(by_size, in_dims=(0, 0, None))(batch, others, 7)
+    for b in range(3):
+        assert all(torch.equal(x[b], y) for x, y in zip(found, by_size(batch[b], others[b], 7)))
+
+
+def test_compiled_for_all_sizes():
+    feats, index = problem()
+    calls = torch._dynamo.testing.CompileCounter()
+    function = torch.compile(lambda f, i, size: muvox.voxelize(f, i, size=size), backend=calls, dynamic=True)
+    for size in (7, 12, 40):
+        assert torch.equal(function(feats, index, size), muvox.voxelize(feats, index, size=size))
+    assert calls.frame_count == 1
 
 
 def test_gradcheck():

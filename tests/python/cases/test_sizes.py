@@ -138,8 +138,8 @@ IMPOSSIBLE = {
     f"muvox::knn: k is {2**40}": lambda: muvox.knn(x, 2**40),
     f"muvox::gravnet: k is {2**31}": lambda: muvox.gravnet(x, f, 2**31),
     "muvox::knn: out of memory": lambda: muvox.knn(x[:1].expand(2**16, 4), 2**31 - 1),
-    "allocate memory|overflow": lambda: muvox.voxelize(f, first, size=2**50),
-    "(?i)size calculation overflowed|allocate memory": lambda: muvox.voxelize(f, first, size=2**62),
+    "^muvox::voxelize: out of memory": lambda: muvox.voxelize(f, first, size=2**50),
+    "^muvox::voxelize: out of memory for": lambda: muvox.voxelize(f, first, size=2**62),
     "muvox::voxelize: out of memory for out": lambda: muvox.voxelize(f, first, first[1:2].expand(HUGE)),
     "muvox::devoxelize: out of memory for out": lambda: muvox.devoxelize(
         f, torch.zeros(1, 8).long().expand(HUGE, 8), torch.ones(1, 8).expand(HUGE, 8)

@@ -96,11 +96,11 @@ def register_autocast(op, places, dtype=None):
         _library.impl(op, rule(device), "Autocast" + device.upper())
 
 
-def register_flops(op, forward, backward, second=None):
+def register_flops(op, forward, backward=None, second=None):
     """forward(*arguments of op), backward and second(*arguments of op_backward) say how many operations a call takes.
 
     second: of op_second, where there is one; otherwise what backward takes, and twice that for its derivative."""
-    counts = {op: forward, f"{op}_backward": backward}
+    counts = {op: forward} | ({f"{op}_backward": backward} if backward else {})
     if hasattr(torch.ops.muvox, f"{op}_second"):
         arity = len(operator(f"{op}_backward")._schema.arguments)
         second = second or (lambda *arguments: 3 * backward(*arguments))

@@ -43,26 +43,25 @@ def voxelize(feats, index, counts=None, *, size=None):
         raise ValueError("muvox.voxelize: counts and size are both " + ("given" if size is not None else "missing"))
     common.require_tensors("voxelize", {"feats": feats, "index": index} | ({} if counts is None else {"counts": counts}))
     if counts is None:
-        counts = histogram(index, size)
+        _check_size(index, size)
+        _check(feats, index)
+        return torch.ops.muvox.voxelize_by_size(feats, index, size)[0]
     _check(feats, index, counts)
     return torch.ops.muvox.voxelize(feats, index, counts)
 
 
-def histogram(index, size):
-    """How often each number from 0 to size − 1 is in index; others are not counted."""
+def _check_size(index, size):
     if index.dim() != 1 or index.is_floating_point():
         raise ValueError(f"muvox.voxelize: index is {index.dtype} with {index.dim()} dimensions, expected integers with 1")
     if size < 0:
         raise ValueError(f"muvox.voxelize: size is {size}, expected 0 or more")
-    place = torch.where((index >= 0) & (index < size), index, size).long()
-    counts = torch.zeros(size + 1, dtype=torch.int64, device=index.device)
-    return counts.scatter_add(0, place, torch.ones_like(place))[:-1]
 
 
-def _check(feats, index, counts, name="feats"):
-    for other, x in (("index", index), ("counts", counts)):
+def _check(feats, index, counts=None, name="feats"):
+    given = {"index": index} if counts is None else {"index": index, "counts": counts}
+    for other, x in given.items():
         common.check_device("voxelize", other, x, name, feats)
-    for what, x, dims in ((name, feats, 2), ("index", index, 1), ("counts", counts, 1)):
+    for what, x, dims in ((name, feats, 2), *((other, x, 1) for other, x in given.items())):
         if x.dim() != dims:
             raise ValueError(f"muvox.voxelize: {what} has {x.dim()} dimensions, expected {dims}")
 
@@ -71,6 +70,12 @@ def _check(feats, index, counts, name="feats"):
 def _fake(feats, index, counts):
     _check(feats, index, counts)
     return common.empty(feats, (counts.shape[0], feats.shape[1]))
+
+
+@torch.library.register_fake("muvox::voxelize_by_size")
+def _fake_by_size(feats, index, size):
+    _check(feats, index)
+    return common.empty(feats, (size, feats.shape[1])), common.empty(feats, (size,), torch.int64)
 
 
 @torch.library.register_fake("muvox::voxelize_backward")
@@ -84,7 +89,12 @@ def _setup(ctx, inputs, output):
     ctx.save_for_backward(*inputs[1:])
 
 
-def _backward(ctx, grad_out):
+def _setup_by_size(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(inputs[1], output[1])
+
+
+def _backward(ctx, grad_out, _counts=None):
     if grad_out is None or not ctx.needs_input_grad[0]:
         return None, None, None
     return torch.ops.muvox.voxelize_backward(grad_out, *ctx.saved_tensors), None, None
@@ -98,12 +108,16 @@ def _twice(ctx, outer):
 
 
 register.register_autograd("voxelize", _backward, _setup)
+register.register_autograd("voxelize_by_size", _backward, _setup_by_size)
 register.register_autograd("voxelize_backward", _twice, _setup)
 register.register_autocast("voxelize", places=(0,))
+register.register_autocast("voxelize_by_size", places=(0,))
 register.register_flops(
     "voxelize",
     lambda feats, index, counts: feats.numel() + counts.shape[0] * feats.shape[1],
     lambda grad_out, index, counts: index.shape[0] * grad_out.shape[1],
 )
+register.register_flops("voxelize_by_size", lambda feats, index, size: feats.numel() + size * feats.shape[1])
 register_vmap("voxelize", sets=False)
+register_vmap("voxelize_by_size", sets=False)
 register_vmap("voxelize_backward", sets=False)
