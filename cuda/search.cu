@@ -219,7 +219,7 @@ static muvox_status search(muvox_context *ctx, const char *op_name, const search
     const int64_t       d = request.coords.cols;
     const bool          fast = sizeof(R) == sizeof(float) && d <= 8 && request.k <= 64;
     const bool          shortlists = sizeof(R) == sizeof(float) && shortlist_suits(request.sets, d, request.k);
-    const int           width = !fast ? (int)d : d <= 2 ? 2 : d <= 4 ? 4 : 8;
+    const int           width = !fast ? (int)d : d <= 4 ? 4 : 8;
     const muvox_matrix  none = {};
     workspace           queries_hold(ctx), redo(ctx);
     search_arguments<R> a = {};
@@ -251,7 +251,6 @@ static muvox_status search(muvox_context *ctx, const char *op_name, const search
             FORWARD(search_by_shortlist(ctx, op_name, a, request.coords, redo.as<uint8_t>()));
             a.redo = redo.as<uint8_t>();
         }
-        if (fast && width == 2) return launch_list<2>(ctx, op_name, a);
         if (fast && width == 4) return launch_list<4>(ctx, op_name, a);
         if (fast) return launch_list<8>(ctx, op_name, a);
     }

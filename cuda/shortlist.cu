@@ -1,5 +1,7 @@
 #include "shortlist.cuh"
 
+#include "marks.cuh"
+
 /* How this search goes. A key is a distance² whose last bits make room for the number of the row: 32 bits, which a minimum and a
  * maximum exchange, where whole places take six instructions. A warp takes a tile of 32 queries, one for each lane, and keeps
  * for each the L nearest rows by key, some more than k. Keys never put a row before one that is nearer, except among
@@ -8,18 +10,9 @@
  * tile, one of hundreds if distances are not tied, is left to the other search.
  *
  * All rows of the own tile and of those beside it are taken. Of the others each lane finds the balls of 8 rows that
- * reach into its own limit; rows of balls that some lane needs are gathered and marked by each lane the same way. With q, p and c
- * counted from the middle of the warp's queries,
- *
- *     |q − p|² <= limit              is   limit − |q|² − |p|² + 2 q · p >= 0                           for a row
- *     |q − c| <= √limit + radius     is   limit − |q|² − |c|² + radius² + 2 √limit radius + 2 q · c >= 0   for a ball
- *
- * which takes d + 1 or d + 2 instructions and one for the sign. Rounding moves the left side by at most 2^-24 ((3 d + 7) (|q|² + |p|²)
- * + (2 d + 4) limit), and by some 2^-149 where products underflow; SLACK of both, more than that for d <= 8, goes to the
- * limit, so that a few too many are marked, and none too few. NaN has no sign, and is marked. */
-static constexpr float SLACK = 0x1p-18f, SLACK_UNDERFLOW = 1e-42f;
-
-enum { GROUP = 16, WORDS = 4, BALLS_AT_ONCE = WORDS * BALLS };
+ * reach into its own limit; rows of balls that some lane needs are gathered, each lane marks those within its limit (see
+ * marks.cuh) and takes what it marked. */
+enum { GROUP = 16, WORDS = 2, BALLS_AT_ONCE = WORDS * BALLS };
 
 static constexpr uint32_t NO_KEY = ~0u, NAN_BITS = 0x7fffffffu, INFINITY_BITS = 0x7f800000u;
 
@@ -30,14 +23,12 @@ template <int D, int L> struct __align__(16) desk
     static constexpr int  STRIDE = L | 1; /* odd: no two lanes meet in a bank */
     union {
         struct {
-            float    rows[WORDS * WARP * D];   /* as they are */
-            float    points[WORDS * WARP * D]; /* from the middle of the queries */
-            float    norms[WORDS * WARP];      /* less what rounding may add */
-            float    radii[WARP];
-            int32_t  numbers[WORDS * WARP];                /* of the rows, −1 for those that take no part */
-            uint32_t marks[WORDS * WARP];                  /* of each lane, the first row at the top */
-            uint32_t present[WORDS];                       /* which rows take part */
-            uint32_t candidates[WAITS ? GROUP * WARP : 1]; /* number g of each lane at g · WARP */
+            float            rows[WORDS * WARP * D]; /* as they are */
+            marked_points<D> points[WORDS];
+            int32_t          numbers[WORDS * WARP];                /* of the rows, −1 for those that take no part */
+            uint32_t         marks[WORDS * WARP];                  /* of each lane, the first row at the top */
+            uint32_t         present[WORDS];                       /* which rows take part */
+            uint32_t         candidates[WAITS ? GROUP * WARP : 1]; /* number g of each lane at g · WARP */
         };
         struct {
             uint32_t keys[WARP * STRIDE]; /* then numbers; rank r of each lane at lane · STRIDE + r */
@@ -45,7 +36,7 @@ template <int D, int L> struct __align__(16) desk
         };
     };
     int32_t balls[BALLS_AT_ONCE];
-    float   middle[D < 4 ? 4 : D]; /* of the queries */
+    float   middle[D]; /* of the queries */
 };
 
 /* The L nearest rows by key, ascending; keys have `bits` bits of number. */
@@ -79,41 +70,32 @@ template <int L> struct shortlist {
 
 template <int D> __device__ __forceinline__ void load_point(const float *from, float (&x)[D])
 {
-    if constexpr (D % 4 == 0) {
 #pragma unroll
-        for (int c = 0; c < D; c += 4) {
-            const float4 part = *reinterpret_cast<const float4 *>(from + c);
+    for (int c = 0; c < D; c += 4) {
+        const float4 part = *reinterpret_cast<const float4 *>(from + c);
 
-            x[c] = part.x;
-            x[c + 1] = part.y;
-            x[c + 2] = part.z;
-            x[c + 3] = part.w;
-        }
-    } else {
-        const float2 part = *reinterpret_cast<const float2 *>(from);
-
-        x[0] = part.x;
-        x[1] = part.y;
+        x[c] = part.x;
+        x[c + 1] = part.y;
+        x[c + 2] = part.z;
+        x[c + 3] = part.w;
     }
 }
 
 template <int D> __device__ __forceinline__ void store_point(float *to, const float (&x)[D])
 {
-    if constexpr (D % 4 == 0)
 #pragma unroll
-        for (int c = 0; c < D; c += 4)
-            *reinterpret_cast<float4 *>(to + c) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
-    else
-        *reinterpret_cast<float2 *>(to) = make_float2(x[0], x[1]);
+    for (int c = 0; c < D; c += 4)
+        *reinterpret_cast<float4 *>(to + c) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
 }
 
 /* What a warp searches: its queries, one for each lane, and the set. */
 template <int D> struct seeker {
-    query<float, D> q;
-    const int32_t  *numbers, *lowest_in_ball; /* of the set */
-    const float    *centres, *radii;          /* of the set; NULL: every row is looked at */
-    int32_t         count, self;              /* rows; number of the own row */
-    bool            self_out, looks;          /* whether that is left out; whether this lane has a query */
+    query<float, D>    q;
+    marking_queries<D> marking;
+    const int32_t     *numbers, *lowest_in_ball; /* of the set */
+    const float       *centres, *radii;          /* of the set; NULL: every row is looked at */
+    int32_t            count, self;              /* rows; number of the own row */
+    bool               self_out, looks;          /* whether that is left out; whether this lane has a query */
 };
 
 /* Puts the rows of a tile on the desk as they are. */
@@ -154,68 +136,6 @@ __device__ __forceinline__ void take_all(const seeker<D> &s, int first, const de
             if (on.numbers[first + g] == s.self) keys[g] = NO_KEY;
 }
 
-/* Both sides of the comparison that belong to the lane. */
-template <int D, int L> struct lane_limit {
-    float                      twice[D], room, twice_reach;
-    __device__ __forceinline__ lane_limit(const seeker<D> &s, const desk<D, L> &on, const shortlist<L> &list)
-    {
-        const float limit = list.limit();
-        float       norm = 0;
-
-#pragma unroll
-        for (int c = 0; c < D; c++) {
-            const float x = s.q.x[c] - on.middle[c];
-
-            norm = fused(x, x, norm);
-            twice[c] = 2 * x;
-        }
-        room = isinf(norm) ? NAN : limit + fused(SLACK, limit, SLACK_UNDERFLOW) - (norm - SLACK * norm);
-        twice_reach = 2 * sqrtf(limit);
-    }
-};
-
-/* Puts one point of this lane on the desk: |point|² less what goes with it. */
-template <int D, int L>
-__device__ __forceinline__ void put(desk<D, L> &on, int at, float (&p)[D], bool there, float less)
-{
-    float norm = 0;
-
-#pragma unroll
-    for (int c = 0; c < D; c++) {
-        p[c] = there ? p[c] - on.middle[c] : 0.f;
-        norm = fused(p[c], p[c], norm);
-    }
-    store_point(on.points + at * D, p);
-    /* What is not there is beyond any limit; a size that overflows says nothing. */
-    on.norms[at] = !there ? INFINITY : isinf(norm) ? NAN : norm - SLACK * norm - less;
-}
-
-/* Which of 32 points of the desk are near enough, the first at the top. */
-template <bool BALL, int D, int L>
-__device__ __forceinline__ unsigned near_points(const desk<D, L> &on, int word, const lane_limit<D, L> &lane)
-{
-    unsigned far = 0;
-
-#pragma unroll 4
-    for (int j = 0; j < WARP; j += 4) {
-        float norms[4], radii[4] = {};
-
-        load_point(on.norms + word * WARP + j, norms);
-        if (BALL) load_point(on.radii + j, radii);
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            float p[D], left = lane.room - norms[n];
-
-            load_point(on.points + (word * WARP + j + n) * D, p);
-            if (BALL) left = fused(lane.twice_reach, radii[n], left);
-#pragma unroll
-            for (int c = 0; c < D; c++) left = fused(lane.twice[c], p[c], left);
-            far = __funnelshift_l(__float_as_uint(left), far, 1);
-        }
-    }
-    return ~far;
-}
-
 /* Which of the 32 balls from `first` on some lane needs, the first at bit 0. */
 template <int D, int L>
 __device__ __forceinline__ unsigned needed_balls(const seeker<D> &s, int32_t first, desk<D, L> &on,
@@ -230,10 +150,9 @@ __device__ __forceinline__ unsigned needed_balls(const seeker<D> &s, int32_t fir
 
     load_point(s.centres + (there ? mine : 0) * D, centre);
     __syncwarp();
-    put(on, (int)lane_id(), centre, !(radius < 0), radius * radius * (1 + SLACK));
-    on.radii[lane_id()] = fmaxf(radius, 0.f) + (radius - radius); /* NaN stays */
+    on.points[0].put(centre, on.middle, !(radius < 0), radius < 0 ? 0.f : radius);
     __syncwarp();
-    unsigned near = __brev(near_points<true>(on, 0, lane_limit<D, L>(s, on, list)));
+    unsigned near = __brev(s.marking.template within<true>(on.points[0], list.limit()));
     /* Lanes full of rows at distance 0: lower numbers alone come in. */
     if (__any_sync(ALL_LANES, list.keys[L - 1] <= list.number_mask)) {
         const uint32_t lowest = there ? (uint32_t)s.lowest_in_ball[mine] : NO_KEY;
@@ -262,16 +181,17 @@ __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, d
 
         load_point(s.q.rows + (there ? i : 0) * D, p);
         store_point(on.rows + (w * WARP + lane) * D, p);
-        put(on, w * WARP + lane, p, there, 0.f);
+        on.points[w].put(p, on.middle, there, 0.f);
         on.numbers[w * WARP + lane] = number;
         const unsigned present = __brev(__ballot_sync(ALL_LANES, there));
         if (lane == 0) on.present[w] = present;
     }
     __syncwarp();
-    const lane_limit<D, L> limit(s, on, list);
+    const float limit = list.limit();
 #pragma unroll 1
     for (int w = 0; w * BALLS < waiting; w++) {
-        const unsigned near = s.looks ? near_points<false>(on, w, limit) & on.present[w] : 0;
+        const unsigned marks = s.marking.template within<false>(on.points[w], limit);
+        const unsigned near = s.looks ? marks & on.present[w] : 0;
 
         on.marks[w * WARP + lane] = near;
         words |= near ? 1u << w : 0;
@@ -537,11 +457,14 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
     list.radius = (uint32_t)(a.empty.bits >> 32);
 #pragma unroll
     for (int r = 0; r < L; r++) list.keys[r] = s.looks ? NO_KEY : 0;
-    float around[2 * D];
+    float around[2 * D], from_middle[D];
     bound_queries(s.q, s.looks, around);
 #pragma unroll
-    for (int c = 0; c < D; c++) on.middle[c] = 0.5f * around[c] + 0.5f * around[D + c];
-    __syncwarp();
+    for (int c = 0; c < D; c++) {
+        on.middle[c] = 0.5f * around[c] + 0.5f * around[D + c];
+        from_middle[c] = s.q.x[c] - on.middle[c];
+    }
+    s.marking.set(from_middle, reinterpret_cast<uint32_t *>(on.points));
 
     const int32_t tiles = (s.count + WARP - 1) / WARP, own = a.cross ? nearest_tile(s, on) : (int32_t)(t.first / WARP);
     rest.first_tile = max(own - 1, 0);
@@ -595,7 +518,6 @@ static muvox_status launch_list(muvox_context *ctx, const char *op, const search
 muvox_status search_by_shortlist(muvox_context *ctx, const char *op, const search_arguments<float> &a,
                                  const muvox_matrix &coords, uint8_t *redo)
 {
-    if (a.rows.width == 2) return launch_list<2>(ctx, op, a, coords, redo);
     if (a.rows.width == 4) return launch_list<4>(ctx, op, a, coords, redo);
     return launch_list<8>(ctx, op, a, coords, redo);
 }
