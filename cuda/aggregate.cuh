@@ -60,8 +60,9 @@ template <typename R> struct gravnet_weights {
         R                          scale;
         __device__ __forceinline__ four<R> differences(int i, int j, int q) const
         {
-            const four<R> a = reinterpret_cast<const four<R> *>(coords + (int64_t)i * stride)[q],
-                          b = reinterpret_cast<const four<R> *>(coords + (int64_t)j * stride)[q];
+            const uint32_t apart = (uint32_t)stride;
+            const four<R>  a = reinterpret_cast<const four<R> *>(coords + (uint64_t)(uint32_t)i * apart)[q],
+                          b = reinterpret_cast<const four<R> *>(coords + (uint64_t)(uint32_t)j * apart)[q];
 
             return {a.x[0] - b.x[0], a.x[1] - b.x[1], a.x[2] - b.x[2], a.x[3] - b.x[3]};
         }
@@ -69,6 +70,7 @@ template <typename R> struct gravnet_weights {
         {
             R sum = 0;
 
+#pragma unroll 1
             for (int q = 0; q < fours; q++) {
                 const four<R> difference = differences(i, j, q);
 

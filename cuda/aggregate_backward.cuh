@@ -45,49 +45,114 @@ template <int COUNT, int SPACING, int LANES, typename R> __device__ __forceinlin
     return x[0];
 }
 
-/* What all lanes of a group need of a place: rank r of row i, its weight, and that row's share of the mean. */
-template <typename R> struct alignas(sizeof(R) == sizeof(float) ? 16 : 8) place_data {
-    int i, r;
-    R   weight, share;
+/* reverse_list of either width of places, as the kernel below is large and reads a place once. */
+struct any_reverse_list {
+    const void    *places;
+    const int64_t *begins, *ends;
+    int            bits;
+    bool           wide;
+    template <typename P>
+    any_reverse_list(const reverse_list<P> &list)
+        : places(list.places), begins(list.begins), ends(list.ends), bits(list.bits), wide(sizeof(P) == 8)
+    {
+    }
+    __device__ __forceinline__ uint64_t place(int64_t e) const
+    {
+        return wide ? __ldg(static_cast<const uint64_t *>(places) + e)
+                    : __ldg(static_cast<const uint32_t *>(places) + e);
+    }
 };
 
-/* Places that a group deals with between two sums over lanes. */
+/* What all lanes of a group need of a place: rank r of row i, its weight, and that row's share of the mean. */
+template <typename R> struct alignas(sizeof(R) == sizeof(float) ? 16 : 8) place_data {
+    uint32_t i;
+    int      r;
+    R        weight, share;
+};
+
+/* Where a column is, as a base of its own for the loop over places. The compiler must not see that bases differ by a constant:
+ * it would keep one and add to it, in 64 bits, for each load. */
+template <typename T> __device__ __forceinline__ const char *columns(const T *first, int column)
+{
+    const char *base = reinterpret_cast<const char *>(first + column);
+
+    asm("" : "+l"(base));
+    return base;
+}
+
+/* base + i · bytes in one instruction. */
+__device__ __forceinline__ const char *row_of(const char *base, uint32_t i, uint32_t bytes)
+{
+    const char *row;
+
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(row) : "r"(i), "r"(bytes), "l"(base));
+    return row;
+}
+
+/* Places that a group deals with in one batch. */
 enum { PLACES = 8 };
+
+/* What the lanes of a warp say to each other, and where the set of its row lies. Lane l adds the parts of place l % PLACES
+ * that the 8 lanes around it left in parts[l % PLACES], padded so that neither side waits for banks. */
+template <typename T, typename RANK, typename W> struct warp_data {
+    using R = wide_t<T>;
+    place_data<R>        places[WARP];
+    static constexpr int PART = WARP + 16 / (int)sizeof(R);
+    alignas(16) R parts[PLACES][PART];
+    typename W::in_set              weight;
+    const T                        *feats, *grads;
+    const RANK                     *winners;
+    T                              *grad_feats;
+    __device__ __forceinline__ void move_to(const aggregate_arguments<W> &a, const row_place &at)
+    {
+        weight = a.weight.of(at);
+        feats = set_rows<const T>(a.feats, a.sets, at.begin, at.set).first;
+        grads = set_rows<const T>(a.grad_out, a.sets, at.begin, at.set).first;
+        winners = set_rows<const RANK>(a.winners, a.sets, at.begin, at.set).first;
+        grad_feats = set_rows<T>(a.grad_feats, a.sets, at.begin, at.set).first;
+    }
+};
 
 /* One warp for each row j. The places that hold it are dealt out to the groups of lanes in turn, so the sums over them are
  *
  *     grad_feats[j,f] = Σ_group Σ w[i,r] dm[i,r,f]      dw[i,r] = Σ_f dm[i,r,f] feats[j,f]
  *
  * RANK is the type of the winners. set_dw takes dw, and adds up what else is wanted. */
-template <typename T, int G, int NF, typename RANK, typename W, typename P, typename S>
+template <typename T, int G, int NF, typename RANK, typename W, typename S>
 __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
-    row_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const reverse_list<P> list, const S set_dw,
+    row_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const any_reverse_list list, const S set_dw,
                   int64_t run)
 {
     using R = wide_t<T>;
     constexpr int GROUPS = WARP / G;
-    __shared__ place_data<R>   shared[BLOCK];
-    const int                  lane = (int)(lane_id() % G), group = (int)(lane_id() / G), F = (int)a.feats.cols;
-    place_data<R> *const       mine = shared + threadIdx.x;
-    const place_data<R> *const of_group = mine - lane;
-    const bool                 mean = a.columns.mean >= 0, sum = a.columns.sum >= 0;
-    const bool                 max = a.columns.max >= 0, absmax = a.columns.absmax >= 0, wants_dw = set_dw.wanted();
-    const int64_t              first_place = blockIdx.x * run + threadIdx.x / WARP;
-    row_place                  to = {};
+    __shared__ warp_data<T, RANK, W> shared[BLOCK / WARP];
+    warp_data<T, RANK, W>           &own = shared[threadIdx.x / WARP];
+    const int                        lane = (int)(lane_id() % G), group = (int)(lane_id() / G);
+    const int                        F = (int)a.feats.cols;
+    const uint32_t                   grad_stride = (uint32_t)a.grad_out.row_stride * (uint32_t)sizeof(T);
+    const uint32_t                   winner_stride = (uint32_t)a.winners.row_stride * (uint32_t)sizeof(RANK);
+    const bool                       mean = a.columns.mean >= 0, max = a.columns.max >= 0;
+    const bool                       others = a.columns.sum >= 0 || a.columns.absmax >= 0;
+    const bool                       wants_dw = set_dw.wanted();
+    const int64_t                    first_place = blockIdx.x * run + threadIdx.x / WARP;
+    row_place                        to = {};
 
     for (int64_t turn = 0; turn < run; turn += BLOCK / WARP) {
+        const int64_t before = to.rows ? to.begin : -1;
+
         if (!find_row(a.sets, a.order, first_place + turn, &to)) continue; /* the whole warp */
-        const int64_t              end = list.ends[to.row];
-        const auto                 weight = a.weight.of(to);
-        const R                    row_weight = weight.row_weight(to.i);
-        const set_rows<const T>    grads(a.grad_out, a.sets, to.begin, to.set);
-        const set_rows<const RANK> winners(a.winners, a.sets, to.begin, to.set);
-        const T *const             feats = set_rows<const T>(a.feats, a.sets, to.begin, to.set)[to.i] + lane;
-        T *const                   result = set_rows<T>(a.grad_feats, a.sets, to.begin, to.set)[to.i] + lane;
-        typename S::sums           sums = {};
-        bool                       there; /* whether this lane has a place of the batch, and which */
-        int                        i = 0, r = 0, count;
-        R                          decay = 0;
+        if (to.begin != before) {
+            __syncwarp();
+            if (lane_id() == 0) own.move_to(a, to);
+            __syncwarp();
+        }
+        const int64_t    end = list.ends[to.row];
+        const R          row_weight = own.weight.row_weight(to.i);
+        const T *const   feats = own.feats + (uint64_t)(uint32_t)to.i * (uint32_t)a.feats.row_stride + lane;
+        typename S::sums sums = {};
+        bool             there; /* whether this lane has a place of the batch, and which */
+        int              i = 0, r = 0, count;
+        R                decay = 0;
 
         /* The batch from place e0 on: what its places are, and how many are this group's. */
         const auto find_places = [&](int64_t e0) {
@@ -98,13 +163,15 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
             there = e < end;
             count = (left + GROUPS - 1 - group) / GROUPS;
             if (there) {
-                i = (int)(list.row(e) - to.begin);
-                r = list.rank(e);
-                decay = weight.decay(i, r, to.i);
+                const uint64_t place = list.place(e);
+
+                i = (int)((int64_t)(place >> list.bits) - to.begin);
+                r = (int)(place & ((UINT64_C(1) << list.bits) - 1));
+                decay = own.weight.decay(i, r, to.i);
                 if (mean) share = __ldg(shares + to.begin + i);
             }
             __syncwarp(); /* nobody reads the last batch any more */
-            *mine = {i, r, decay * row_weight, share};
+            own.places[lane_id()] = {(uint32_t)i, r, decay * row_weight, share};
             __syncwarp();
         };
         const auto load_feats = [&](int first, R(&x)[NF]) {
@@ -113,51 +180,73 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
                 x[u] = has_feature<G, NF>(u, first, F) ? widen(__ldg(feats + first + u * G)) : (R)0;
         };
         /* Adds the batch's part of the sums of the features from `first` on. */
-        const auto add_places = [&](int first, const R(&x)[NF], R(&of_feats)[NF], R(&of_weights)[PLACES]) {
-            const T *const    grad_of_lane = grads.first + first + lane;
-            const RANK *const winners_of_lane = winners.first + first + lane;
+        const auto add_places = [&](int first, const R(&x)[NF], R(&of_feats)[NF], bool again) {
+            const char *const    even_of_lane = columns(own.grads + first + lane, a.columns.mean * F);
+            const char *const    max_of_lane = columns(own.grads + first + lane, a.columns.max * F);
+            const char *const    winner_of_lane = columns(own.winners + first + lane, a.columns.max_winner * F);
+            const place_data<R> *place = own.places + group * G;
+            R                   *part = own.parts[0] + lane_id();
+
+#pragma unroll 1
+            for (int n = 0; n < count; n++, place++, part += own.PART) {
+                const place_data<R> at = *place;
+                R                   even[NF] = {}, dm[NF] = {}, of_weight = again ? *part : (R)0;
+
+                if (mean) {
+                    const T *const grad = (const T *)row_of(even_of_lane, at.i, grad_stride);
 
 #pragma unroll
-            for (int n = 0; n < PLACES; n++) {
-                if (n >= count) break;
-                const place_data<R> at = of_group[n];
-                const T *const      grad = grad_of_lane + (int64_t)at.i * grads.stride;
-                const RANK *const   winner = winners_of_lane + (int64_t)at.i * winners.stride;
-                R                   dm[NF] = {};
+                    for (int u = 0; u < NF; u++)
+                        if (has_feature<G, NF>(u, first, F)) even[u] = widen(__ldg(grad + u * G));
+                }
+                if (max) {
+                    const RANK *const winner = (const RANK *)row_of(winner_of_lane, at.i, winner_stride);
+                    const T *const    grad = (const T *)row_of(max_of_lane, at.i, grad_stride);
+                    int               won[NF];
 
-                if (mean)
 #pragma unroll
                     for (int u = 0; u < NF; u++)
-                        if (has_feature<G, NF>(u, first, F))
-                            dm[u] = at.share * widen(__ldg(grad + a.columns.mean * F + u * G));
-                if (sum)
+                        won[u] = has_feature<G, NF>(u, first, F) ? (int)__ldg(winner + u * G) : -1;
 #pragma unroll
                     for (int u = 0; u < NF; u++)
-                        if (has_feature<G, NF>(u, first, F)) dm[u] += widen(__ldg(grad + a.columns.sum * F + u * G));
-                if (max)
+                        if (won[u] == at.r) dm[u] = widen(__ldg(grad + u * G));
+                }
 #pragma unroll
-                    for (int u = 0; u < NF; u++)
-                        if (has_feature<G, NF>(u, first, F) && __ldg(winner + a.columns.max_winner * F + u * G) == at.r)
-                            dm[u] += widen(__ldg(grad + a.columns.max * F + u * G));
-                if (absmax)
+                for (int u = 0; u < NF; u++) dm[u] = fused(at.share, even[u], dm[u]);
+                if (others) {
+                    const T *const grad =
+                        (const T *)row_of((const char *)(own.grads + first + lane), at.i, grad_stride);
+                    const RANK *const winner =
+                        (const RANK *)row_of((const char *)(own.winners + first + lane), at.i, winner_stride);
+
 #pragma unroll
-                    for (int u = 0; u < NF; u++)
-                        if (has_feature<G, NF>(u, first, F) &&
-                            __ldg(winner + a.columns.absmax_winner * F + u * G) == at.r) {
+                    for (int u = 0; u < NF; u++) {
+                        if (!has_feature<G, NF>(u, first, F)) break;
+                        if (a.columns.sum >= 0) dm[u] += widen(__ldg(grad + a.columns.sum * F + u * G));
+                        if (a.columns.absmax >= 0 && (int)__ldg(winner + a.columns.absmax_winner * F + u * G) == at.r) {
                             const R m = at.weight * x[u];
 
                             dm[u] += (R)((m > 0) - (m < 0)) * widen(__ldg(grad + a.columns.absmax * F + u * G));
                         }
+                    }
+                }
 #pragma unroll
                 for (int u = 0; u < NF; u++) of_feats[u] = fused(at.weight, dm[u], of_feats[u]);
 #pragma unroll
-                for (int u = 0; u < NF; u++) of_weights[n] = fused(dm[u], x[u], of_weights[n]);
+                for (int u = 0; u < NF; u++) of_weight = fused(dm[u], x[u], of_weight);
+                *part = of_weight;
             }
         };
-        const auto finish_places = [&](R(&of_weights)[PLACES]) {
-            const R dw = sums_of_lanes<PLACES, 1, G>(of_weights);
+        const auto finish_places = [&] {
+            const R *const parts = own.parts[lane_id() % PLACES] + lane_id() / 8 * 8;
+            R              dw = 0;
 
-            set_dw.add(a, weight, to, i, r, there && lane < PLACES, decay, row_weight, dw, &sums);
+            __syncwarp();
+#pragma unroll
+            for (int n = 0; n < 8; n++) dw += parts[n];
+#pragma unroll
+            for (int step = 8; step < G; step *= 2) dw += __shfl_xor_sync(ALL_LANES, dw, step);
+            set_dw.add(a, own.weight, to, i, r, there && lane < PLACES, decay, row_weight, dw, &sums);
         };
 
         const bool at_once = G < WARP || F <= G * NF; /* all features are in the sums of one pass */
@@ -166,33 +255,34 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
 
             load_feats(first, x);
             for (int64_t e0 = list.begins[to.row]; e0 < end; e0 += GROUPS * PLACES) {
-                R of_weights[PLACES] = {};
-
                 find_places(e0);
-                add_places(first, x, of_feats, of_weights);
-                if (wants_dw && at_once) finish_places(of_weights);
+                add_places(first, x, of_feats, false);
+                if (wants_dw && at_once) finish_places();
             }
 #pragma unroll
             for (int u = 0; u < NF; u++) {
 #pragma unroll
                 for (int step = G; step < WARP; step *= 2) of_feats[u] += __shfl_xor_sync(ALL_LANES, of_feats[u], step);
-                if (a.grad_feats.data && group == 0 && has_feature<G, NF>(u, first, F))
-                    result[first + u * G] = narrow<T>(of_feats[u]);
             }
+            if (!a.grad_feats.data || group > 0) continue;
+            T *const result =
+                own.grad_feats + (uint64_t)(uint32_t)to.i * (uint32_t)a.grad_feats.row_stride + lane + first;
+#pragma unroll
+            for (int u = 0; u < NF; u++)
+                if (has_feature<G, NF>(u, first, F)) result[u * G] = narrow<T>(of_feats[u]);
         }
-        if (wants_dw && !at_once)
-            for (int64_t e0 = list.begins[to.row]; e0 < end; e0 += GROUPS * PLACES) {
-                R of_weights[PLACES] = {};
+        if constexpr (G == WARP)
+            if (wants_dw && !at_once)
+                for (int64_t e0 = list.begins[to.row]; e0 < end; e0 += GROUPS * PLACES) {
+                    find_places(e0);
+                    for (int first = 0; first < F; first += G * NF) {
+                        R x[NF], of_feats[NF] = {};
 
-                find_places(e0);
-                for (int first = 0; first < F; first += G * NF) {
-                    R x[NF], of_feats[NF] = {};
-
-                    load_feats(first, x);
-                    add_places(first, x, of_feats, of_weights);
+                        load_feats(first, x);
+                        add_places(first, x, of_feats, first > 0);
+                    }
+                    finish_places();
                 }
-                finish_places(of_weights);
-            }
         set_dw.store_sums(a, to, sums);
     }
 }
@@ -207,6 +297,9 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
     workspace     shares(ctx);
 
     FORWARD(check_launch(ctx, op_name, a));
+    FORWARD(check_row_stride(ctx, op_name, "grad_feats", a.grad_feats.row_stride));
+    FORWARD(check_row_stride(ctx, op_name, "bytes of grad_out", a.grad_out.row_stride * (int64_t)sizeof(T)));
+    FORWARD(check_row_stride(ctx, op_name, "bytes of winners", a.winners.row_stride * 4));
     if (a.columns.mean >= 0) FORWARD(shares.take(op_name, N * (int64_t)sizeof(R)));
     if (a.columns.mean >= 0 || (S::every_place && set_dw.wanted())) {
         FORWARD(check_grid(ctx, op_name, N / 128 + 1));

@@ -123,6 +123,7 @@ template <typename R> struct distance_gradients {
         if (there) of->row_weight += kept;
         if (there && pulls) pulls[(to.begin + i) * a.k + r] = pull;
         if (!pulled) return;
+#pragma unroll 1
         for (int q = 0; q < weight.fours; q++) {
             const four<R> difference = weight.differences(to.i, i, q);
             R             x[4];
