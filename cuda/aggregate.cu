@@ -43,25 +43,32 @@ template <typename R> struct weight_gradients {
     static constexpr bool every_place = true;
     struct sums {
     };
+    struct in_set {
+        int64_t first; /* where its first row lies */
+    };
     muvox_output                             grad;
     __host__ __device__ __forceinline__ bool wanted() const
     {
         return grad.data;
     }
-    template <typename A> __device__ __forceinline__ void put(const A &a, const row_place &at, int i, int r, R dw) const
+    template <typename A> __device__ __forceinline__ in_set of(const A &a, const row_place &at) const
     {
-        store<R>(grad.data, grad.dtype, row_at(grad, a.sets, at.begin, at.set, i) + r, dw);
+        return {row_at(grad, a.sets, at.begin, at.set, 0)};
+    }
+    __device__ __forceinline__ void put(const in_set &set, int i, int r, R dw) const
+    {
+        store<R>(grad.data, grad.dtype, set.first + i * grad.row_stride + r, dw);
     }
     template <typename A>
     __device__ __forceinline__ void without_neighbour(const A &a, const row_place &at, int r) const
     {
-        if (grad.data) put(a, at, at.i, r, 0);
+        if (grad.data) put(of(a, at), at.i, r, 0);
     }
     template <typename A, typename W>
-    __device__ __forceinline__ void add(const A &a, const W &, const row_place &to, int i, int r, bool there, R, R,
-                                        R dw, sums *) const
+    __device__ __forceinline__ void add(const A &, const W &, const in_set &set, const row_place &, int i, int r,
+                                        bool there, R, R, R dw, sums *) const
     {
-        if (there) put(a, to, i, r, dw);
+        if (there) put(set, i, r, dw);
     }
     template <typename A> __device__ __forceinline__ void store_sums(const A &, const row_place &, const sums &) const
     {

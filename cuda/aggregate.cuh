@@ -43,10 +43,24 @@ template <typename R> struct given_weights {
     }
 };
 
-/* Four columns of coordinates. */
-template <typename R> struct alignas(16) four {
+/* Four columns of coordinates, at a multiple of 16 bytes. */
+template <typename R> struct four {
     R x[4];
 };
+
+__device__ __forceinline__ four<float> load_four(const float *from)
+{
+    const float4 x = __ldg(reinterpret_cast<const float4 *>(from));
+
+    return {x.x, x.y, x.z, x.w};
+}
+__device__ __forceinline__ four<double> load_four(const double *from)
+{
+    const double2 low = __ldg(reinterpret_cast<const double2 *>(from)),
+                  high = __ldg(reinterpret_cast<const double2 *>(from) + 1);
+
+    return {low.x, low.y, high.x, high.y};
+}
 
 /* exp(−scale d²) u_j; coords are in R, each row a number of `four`, the last filled with 0. */
 template <typename R> struct gravnet_weights {
@@ -60,9 +74,8 @@ template <typename R> struct gravnet_weights {
         R                          scale;
         __device__ __forceinline__ four<R> differences(int i, int j, int q) const
         {
-            const uint32_t apart = (uint32_t)stride;
-            const four<R>  a = reinterpret_cast<const four<R> *>(coords + (uint64_t)(uint32_t)i * apart)[q],
-                          b = reinterpret_cast<const four<R> *>(coords + (uint64_t)(uint32_t)j * apart)[q];
+            const four<R> a = load_four(coords + (int64_t)i * stride + 4 * q),
+                          b = load_four(coords + (int64_t)j * stride + 4 * q);
 
             return {a.x[0] - b.x[0], a.x[1] - b.x[1], a.x[2] - b.x[2], a.x[3] - b.x[3]};
         }
@@ -145,26 +158,26 @@ enum { BLOCK = 512, RUNS = 1056 };
 template <typename R> constexpr int BLOCKS_AT_ONCE = sizeof(R) == sizeof(float) ? 2 : 1;
 
 /* Rows that each block takes, at_once of them side by side. */
-inline int64_t rows_of_run(int64_t rows, int64_t at_once)
+inline int rows_of_run(int64_t rows, int64_t at_once)
 {
-    return (rows + RUNS * at_once - 1) / (RUNS * at_once) * at_once;
+    return (int)((rows + RUNS * at_once - 1) / (RUNS * at_once) * at_once);
 }
 
 /* The row at a place of all; false if there is none. *at is the place found before, or zeros. */
 __device__ __forceinline__ bool find_row(const muvox_sets &sets, const int32_t *order, int64_t place, row_place *at)
 {
-    if (place - at->begin >= at->rows || place < at->begin) {
+    if ((uint64_t)(place - at->begin) >= (uint64_t)at->rows) {
         at->set = set_of_row(sets, place < sets.rows ? place : 0);
         at->begin = set_begin(sets, at->set);
         at->rows = (int)(set_end(sets, at->set) - at->begin);
+        if (place >= sets.rows || (uint64_t)(place - at->begin) >= (uint64_t)at->rows) {
+            *at = {0, 0, 0, 0, 0}; /* a row that there is, in a set without any */
+            return false;
+        }
     }
-    const bool there = place < sets.rows && place >= at->begin && place - at->begin < at->rows;
-    if (there) {
-        at->i = ordered_row(order, place, at->begin, at->rows);
-        at->row = at->begin + at->i;
-    } else
-        *at = {0, 0, 0, 0, 0}; /* a row that there is, in a set without any */
-    return there;
+    at->i = ordered_row(order, place, at->begin, at->rows);
+    at->row = at->begin + at->i;
+    return true;
 }
 
 __device__ __forceinline__ bool outside(const row_place &at, int32_t j)

@@ -65,27 +65,21 @@ struct any_reverse_list {
 
 /* What all lanes of a group need of a place: rank r of row i, its weight, and that row's share of the mean. */
 template <typename R> struct alignas(sizeof(R) == sizeof(float) ? 16 : 8) place_data {
-    uint32_t i;
-    int      r;
-    R        weight, share;
+    int i, r;
+    R   weight, share;
 };
 
-/* Where a column is, as a base of its own for the loop over places. The compiler must not see that bases differ by a constant:
- * it would keep one and add to it, in 64 bits, for each load. */
-template <typename T> __device__ __forceinline__ const char *columns(const T *first, int column)
+/* How many bytes rows lie apart. */
+struct row_bytes {
+    int feats, grads, winners, grad_feats;
+};
+
+/* first + i · bytes: written out, as the compiler takes the multiplication of 64 bits apart and hoists half of it. */
+template <typename T> __device__ __forceinline__ T *row_of(T *first, int i, int bytes)
 {
-    const char *base = reinterpret_cast<const char *>(first + column);
+    T *row;
 
-    asm("" : "+l"(base));
-    return base;
-}
-
-/* base + i · bytes in one instruction. */
-__device__ __forceinline__ const char *row_of(const char *base, uint32_t i, uint32_t bytes)
-{
-    const char *row;
-
-    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(row) : "r"(i), "r"(bytes), "l"(base));
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(row) : "r"(i), "r"(bytes), "l"(first));
     return row;
 }
 
@@ -94,22 +88,32 @@ enum { PLACES = 8 };
 
 /* What the lanes of a warp say to each other, and where the set of its row lies. Lane l adds the parts of place l % PLACES
  * that the 8 lanes around it left in parts[l % PLACES], padded so that neither side waits for banks. */
-template <typename T, typename RANK, typename W> struct warp_data {
+template <typename T, typename RANK, typename W, typename S> struct warp_data {
     using R = wide_t<T>;
-    place_data<R>        places[WARP];
     static constexpr int PART = WARP + 16 / (int)sizeof(R);
+    place_data<R>        places[WARP];
     alignas(16) R parts[PLACES][PART];
-    typename W::in_set              weight;
-    const T                        *feats, *grads;
-    const RANK                     *winners;
-    T                              *grad_feats;
-    __device__ __forceinline__ void move_to(const aggregate_arguments<W> &a, const row_place &at)
+    typename W::in_set weight;
+    typename S::in_set set_dw;
+    const T           *feats, *grads, *mean, *max; /* mean, max: their columns of grads */
+    const RANK        *winners, *max_winners;
+    T                 *grad_feats;
+    const R           *shares;
+    __device__ void    move_to(const aggregate_arguments<W> &a, const S &set_dw_of_all, const R *shares_of_all,
+                               const row_place &at)
     {
+        const int F = (int)a.feats.cols;
+
         weight = a.weight.of(at);
+        set_dw = set_dw_of_all.of(a, at);
         feats = set_rows<const T>(a.feats, a.sets, at.begin, at.set).first;
         grads = set_rows<const T>(a.grad_out, a.sets, at.begin, at.set).first;
+        mean = grads + a.columns.mean * F;
+        max = grads + a.columns.max * F;
         winners = set_rows<const RANK>(a.winners, a.sets, at.begin, at.set).first;
+        max_winners = winners + a.columns.max_winner * F;
         grad_feats = set_rows<T>(a.grad_feats, a.sets, at.begin, at.set).first;
+        shares = shares_of_all + at.begin;
     }
 };
 
@@ -117,38 +121,37 @@ template <typename T, typename RANK, typename W> struct warp_data {
  *
  *     grad_feats[j,f] = Σ_group Σ w[i,r] dm[i,r,f]      dw[i,r] = Σ_f dm[i,r,f] feats[j,f]
  *
- * RANK is the type of the winners. set_dw takes dw, and adds up what else is wanted. */
-template <typename T, int G, int NF, typename RANK, typename W, typename S>
+ * RANK is the type of the winners. set_dw takes dw, and adds up what else is wanted. MEAN_MAX: these two, and no other
+ * aggregate. */
+template <typename T, int G, int NF, typename RANK, bool MEAN_MAX, typename W, typename S>
 __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
     row_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const any_reverse_list list, const S set_dw,
-                  int64_t run)
+                  const row_bytes bytes, int run)
 {
     using R = wide_t<T>;
     constexpr int GROUPS = WARP / G;
-    __shared__ warp_data<T, RANK, W> shared[BLOCK / WARP];
-    warp_data<T, RANK, W>           &own = shared[threadIdx.x / WARP];
-    const int                        lane = (int)(lane_id() % G), group = (int)(lane_id() / G);
-    const int                        F = (int)a.feats.cols;
-    const uint32_t                   grad_stride = (uint32_t)a.grad_out.row_stride * (uint32_t)sizeof(T);
-    const uint32_t                   winner_stride = (uint32_t)a.winners.row_stride * (uint32_t)sizeof(RANK);
-    const bool                       mean = a.columns.mean >= 0, max = a.columns.max >= 0;
-    const bool                       others = a.columns.sum >= 0 || a.columns.absmax >= 0;
-    const bool                       wants_dw = set_dw.wanted();
-    const int64_t                    first_place = blockIdx.x * run + threadIdx.x / WARP;
-    row_place                        to = {};
+    __shared__ warp_data<T, RANK, W, S> shared[BLOCK / WARP];
+    warp_data<T, RANK, W, S>           &own = shared[threadIdx.x / WARP];
+    const int                           lane = (int)(lane_id() % G), group = (int)(lane_id() / G);
+    const int                           F = (int)a.feats.cols;
+    const bool                          mean = MEAN_MAX || a.columns.mean >= 0, max = MEAN_MAX || a.columns.max >= 0;
+    const bool                          others = !MEAN_MAX && (a.columns.sum >= 0 || a.columns.absmax >= 0);
+    const bool                          wants_dw = set_dw.wanted();
+    const int64_t                       first_place = (int64_t)blockIdx.x * run + threadIdx.x / WARP;
+    row_place                           to = {};
 
-    for (int64_t turn = 0; turn < run; turn += BLOCK / WARP) {
+    for (int turn = 0; turn < run; turn += BLOCK / WARP) {
         const int64_t before = to.rows ? to.begin : -1;
 
         if (!find_row(a.sets, a.order, first_place + turn, &to)) continue; /* the whole warp */
         if (to.begin != before) {
             __syncwarp();
-            if (lane_id() == 0) own.move_to(a, to);
+            if (lane_id() == 0) own.move_to(a, set_dw, shares, to);
             __syncwarp();
         }
         const int64_t    end = list.ends[to.row];
         const R          row_weight = own.weight.row_weight(to.i);
-        const T *const   feats = own.feats + (uint64_t)(uint32_t)to.i * (uint32_t)a.feats.row_stride + lane;
+        const T *const   feats = row_of(own.feats + lane, to.i, bytes.feats);
         typename S::sums sums = {};
         bool             there; /* whether this lane has a place of the batch, and which */
         int              i = 0, r = 0, count;
@@ -156,22 +159,22 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
 
         /* The batch from place e0 on: what its places are, and how many are this group's. */
         const auto find_places = [&](int64_t e0) {
-            const int64_t e = e0 + GROUPS * (lane % PLACES) + group;
-            const int     left = (int)(end - e0 < GROUPS * PLACES ? end - e0 : GROUPS * PLACES);
-            R             share = 0;
+            const int left = (int)(end - e0 < GROUPS * PLACES ? end - e0 : GROUPS * PLACES);
+            const int n = GROUPS * (lane % PLACES) + group;
+            R         share = 0;
 
-            there = e < end;
+            there = n < left;
             count = (left + GROUPS - 1 - group) / GROUPS;
             if (there) {
-                const uint64_t place = list.place(e);
+                const uint64_t place = list.place(e0 + n);
 
                 i = (int)((int64_t)(place >> list.bits) - to.begin);
                 r = (int)(place & ((UINT64_C(1) << list.bits) - 1));
                 decay = own.weight.decay(i, r, to.i);
-                if (mean) share = __ldg(shares + to.begin + i);
+                if (mean) share = __ldg(own.shares + i);
             }
             __syncwarp(); /* nobody reads the last batch any more */
-            own.places[lane_id()] = {(uint32_t)i, r, decay * row_weight, share};
+            own.places[lane_id()] = {i, r, decay * row_weight, share};
             __syncwarp();
         };
         const auto load_feats = [&](int first, R(&x)[NF]) {
@@ -181,9 +184,8 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
         };
         /* Adds the batch's part of the sums of the features from `first` on. */
         const auto add_places = [&](int first, const R(&x)[NF], R(&of_feats)[NF], bool again) {
-            const char *const    even_of_lane = columns(own.grads + first + lane, a.columns.mean * F);
-            const char *const    max_of_lane = columns(own.grads + first + lane, a.columns.max * F);
-            const char *const    winner_of_lane = columns(own.winners + first + lane, a.columns.max_winner * F);
+            const T *const mean_of_lane = own.mean + first + lane, *const max_of_lane = own.max + first + lane;
+            const RANK *const    winner_of_lane = own.max_winners + first + lane;
             const place_data<R> *place = own.places + group * G;
             R                   *part = own.parts[0] + lane_id();
 
@@ -193,15 +195,15 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
                 R                   even[NF] = {}, dm[NF] = {}, of_weight = again ? *part : (R)0;
 
                 if (mean) {
-                    const T *const grad = (const T *)row_of(even_of_lane, at.i, grad_stride);
+                    const T *const grad = row_of(mean_of_lane, at.i, bytes.grads);
 
 #pragma unroll
                     for (int u = 0; u < NF; u++)
                         if (has_feature<G, NF>(u, first, F)) even[u] = widen(__ldg(grad + u * G));
                 }
                 if (max) {
-                    const RANK *const winner = (const RANK *)row_of(winner_of_lane, at.i, winner_stride);
-                    const T *const    grad = (const T *)row_of(max_of_lane, at.i, grad_stride);
+                    const RANK *const winner = row_of(winner_of_lane, at.i, bytes.winners);
+                    const T *const    grad = row_of(max_of_lane, at.i, bytes.grads);
                     int               won[NF];
 
 #pragma unroll
@@ -214,10 +216,8 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
 #pragma unroll
                 for (int u = 0; u < NF; u++) dm[u] = fused(at.share, even[u], dm[u]);
                 if (others) {
-                    const T *const grad =
-                        (const T *)row_of((const char *)(own.grads + first + lane), at.i, grad_stride);
-                    const RANK *const winner =
-                        (const RANK *)row_of((const char *)(own.winners + first + lane), at.i, winner_stride);
+                    const T *const    grad = row_of(own.grads + first + lane, at.i, bytes.grads);
+                    const RANK *const winner = row_of(own.winners + first + lane, at.i, bytes.winners);
 
 #pragma unroll
                     for (int u = 0; u < NF; u++) {
@@ -246,11 +246,12 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
             for (int n = 0; n < 8; n++) dw += parts[n];
 #pragma unroll
             for (int step = 8; step < G; step *= 2) dw += __shfl_xor_sync(ALL_LANES, dw, step);
-            set_dw.add(a, own.weight, to, i, r, there && lane < PLACES, decay, row_weight, dw, &sums);
+            set_dw.add(a, own.weight, own.set_dw, to, i, r, there && lane < PLACES, decay, row_weight, dw, &sums);
         };
 
         const bool at_once = G < WARP || F <= G * NF; /* all features are in the sums of one pass */
-        for (int first = 0; first < F; first += G * NF) {
+        int        first = 0;
+        do { /* once without any feature */
             R x[NF], of_feats[NF] = {};
 
             load_feats(first, x);
@@ -264,18 +265,19 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
 #pragma unroll
                 for (int step = G; step < WARP; step *= 2) of_feats[u] += __shfl_xor_sync(ALL_LANES, of_feats[u], step);
             }
-            if (!a.grad_feats.data || group > 0) continue;
-            T *const result =
-                own.grad_feats + (uint64_t)(uint32_t)to.i * (uint32_t)a.grad_feats.row_stride + lane + first;
+            if (a.grad_feats.data && group == 0) {
+                T *const result = row_of(own.grad_feats + lane + first, to.i, bytes.grad_feats);
+                __builtin_assume(__isGlobal(result));
 #pragma unroll
-            for (int u = 0; u < NF; u++)
-                if (has_feature<G, NF>(u, first, F)) result[u * G] = narrow<T>(of_feats[u]);
-        }
+                for (int u = 0; u < NF; u++)
+                    if (has_feature<G, NF>(u, first, F)) result[u * G] = narrow<T>(of_feats[u]);
+            }
+        } while ((first += G * NF) < F);
         if constexpr (G == WARP)
             if (wants_dw && !at_once)
                 for (int64_t e0 = list.begins[to.row]; e0 < end; e0 += GROUPS * PLACES) {
                     find_places(e0);
-                    for (int first = 0; first < F; first += G * NF) {
+                    for (first = 0; first < F; first += G * NF) {
                         R x[NF], of_feats[NF] = {};
 
                         load_feats(first, x);
@@ -293,13 +295,19 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
                                 const reverse_list<P> &list, const S &set_dw)
 {
     using R = wide_t<T>;
-    const int64_t N = a.sets.rows, run = rows_of_run(N, BLOCK / WARP);
+    const int64_t N = a.sets.rows;
+    const int     run = rows_of_run(N, BLOCK / WARP);
+    const bool    mean_max = a.columns.mean >= 0 && a.columns.max >= 0 && a.columns.sum < 0 && a.columns.absmax < 0;
     workspace     shares(ctx);
 
     FORWARD(check_launch(ctx, op_name, a));
-    FORWARD(check_row_stride(ctx, op_name, "grad_feats", a.grad_feats.row_stride));
-    FORWARD(check_row_stride(ctx, op_name, "bytes of grad_out", a.grad_out.row_stride * (int64_t)sizeof(T)));
-    FORWARD(check_row_stride(ctx, op_name, "bytes of winners", a.winners.row_stride * 4));
+    const int64_t   size = (int64_t)sizeof(T), winner_size = a.winners.dtype == MUVOX_U8 ? 1 : 4;
+    const row_bytes bytes = {(int)(a.feats.row_stride * size), (int)(a.grad_out.row_stride * size),
+                             (int)(a.winners.row_stride * winner_size), (int)(a.grad_feats.row_stride * size)};
+    FORWARD(check_row_stride(ctx, op_name, "bytes of feats", a.feats.row_stride * size));
+    FORWARD(check_row_stride(ctx, op_name, "bytes of grad_out", a.grad_out.row_stride * size));
+    FORWARD(check_row_stride(ctx, op_name, "bytes of winners", a.winners.row_stride * winner_size));
+    FORWARD(check_row_stride(ctx, op_name, "bytes of grad_feats", a.grad_feats.row_stride * size));
     if (a.columns.mean >= 0) FORWARD(shares.take(op_name, N * (int64_t)sizeof(R)));
     if (a.columns.mean >= 0 || (S::every_place && set_dw.wanted())) {
         FORWARD(check_grid(ctx, op_name, N / 128 + 1));
@@ -310,12 +318,16 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
         constexpr int  G = decltype(group)::value, NF = decltype(each)::value;
         const unsigned blocks = blocks_for(N, run);
 
-        if (a.winners.dtype == MUVOX_U8)
-            row_gradients<T, G, NF, uint8_t>
-                <<<blocks, BLOCK, 0, stream_of(ctx)>>>(a, shares.as<R>(), list, set_dw, run);
+        const auto launch = [&](auto rank, auto mean_max) {
+            row_gradients<T, G, NF, decltype(rank), decltype(mean_max)::value>
+                <<<blocks, BLOCK, 0, stream_of(ctx)>>>(a, shares.as<R>(), list, set_dw, bytes, run);
+        };
+        if (a.winners.dtype != MUVOX_U8)
+            launch(int32_t(), std::false_type());
+        else if (mean_max)
+            launch(uint8_t(), std::true_type());
         else
-            row_gradients<T, G, NF, int32_t>
-                <<<blocks, BLOCK, 0, stream_of(ctx)>>>(a, shares.as<R>(), list, set_dw, run);
+            launch(uint8_t(), std::false_type());
         LAUNCHED();
         return MUVOX_OK;
     });

@@ -10,15 +10,15 @@ enum { NEIGHBOURS_AHEAD = 2 };
 
 template <typename T, int G, int NF, typename W>
 __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
-    aggregate_rows(const aggregate_arguments<W> a, int64_t run)
+    aggregate_rows(const aggregate_arguments<W> a, int run)
 {
     using R = wide_t<T>;
     const int     lane = (int)(lane_id() % G), F = (int)a.feats.cols;
     const bool    wants_max = a.columns.max >= 0, wants_absmax = a.columns.absmax >= 0;
-    const int64_t first_place = blockIdx.x * run + threadIdx.x / G;
+    const int64_t first_place = (int64_t)blockIdx.x * run + threadIdx.x / G;
     row_place     at = {};
 
-    for (int64_t turn = 0; turn < run; turn += BLOCK / G) {
+    for (int turn = 0; turn < run; turn += BLOCK / G) {
         const bool              there = find_row(a.sets, a.order, first_place + turn, &at);
         const auto              weight = a.weight.of(at);
         const set_rows<const T> feats(a.feats, a.sets, at.begin, at.set);
@@ -104,7 +104,7 @@ muvox_status aggregate_forward(muvox_context *ctx, const char *op_name, const ag
         return with_group(a.feats.cols, [&](auto group, auto each) -> muvox_status {
             if constexpr (W::template fits<T>) {
                 constexpr int G = decltype(group)::value, NF = decltype(each)::value;
-                const int64_t run = rows_of_run(a.sets.rows, BLOCK / G);
+                const int     run = rows_of_run(a.sets.rows, BLOCK / G);
 
                 aggregate_rows<T, G, NF><<<blocks_for(a.sets.rows, run), BLOCK, 0, stream_of(ctx)>>>(a, run);
                 LAUNCHED();

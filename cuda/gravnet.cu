@@ -28,7 +28,7 @@ static muvox_status pack_coords(muvox_context *ctx, const muvox_sets &sets, work
     const char *const op_name = "gravnet";
     const int64_t     width = (coords->cols + 3) / 4 * 4, count = sets.rows * width;
     const bool        packed = coords->dtype == DTYPE<R> && !(coords->cols % 4) && !(coords->row_stride % 4) &&
-                        !(coords->set_stride % 4) && !((uintptr_t)coords->data % alignof(four<R>));
+                        !(coords->set_stride % 4) && !((uintptr_t)coords->data % 16);
 
     FORWARD(check_row_stride(ctx, op_name, "coords", coords->row_stride));
     FORWARD(check_row_stride(ctx, op_name, "coords", width));
@@ -103,6 +103,9 @@ template <typename R> struct distance_gradients {
     struct sums {
         R row_weight, pull; /* pull: of column 4 (lane % 8) + lane / 8 */
     };
+    struct in_set {
+        R *pulls;
+    };
     R  *pulls;  /* (N, k) */
     R  *pulled; /* (N, d) −Σ pulls (x_i − x_j) over the places that hold j; null: not wanted, or d is too large */
     int d;
@@ -111,17 +114,24 @@ template <typename R> struct distance_gradients {
     {
         return pulls || grad_row_weights.data;
     }
+    template <typename A> __device__ __forceinline__ in_set of(const A &a, const row_place &at) const
+    {
+        return {pulls + at.begin * a.k};
+    }
     template <typename A> __device__ __forceinline__ void without_neighbour(const A &, const row_place &, int) const
     {
     }
     template <typename A, typename W>
-    __device__ __forceinline__ void add(const A &a, const W &weight, const row_place &to, int i, int r, bool there,
-                                        R decay, R row_weight, R dw, sums *of) const
+    __device__ __forceinline__ void add(const A &a, const W &weight, const in_set &set, const row_place &to, int i,
+                                        int r, bool there, R decay, R row_weight, R dw, sums *of) const
     {
         const R kept = decay * dw, pull = kept * row_weight;
 
         if (there) of->row_weight += kept;
-        if (there && pulls) pulls[(to.begin + i) * a.k + r] = pull;
+        if (there && pulls) {
+            __builtin_assume(__isGlobal(set.pulls));
+            set.pulls[(int64_t)i * a.k + r] = pull;
+        }
         if (!pulled) return;
 #pragma unroll 1
         for (int q = 0; q < weight.fours; q++) {
