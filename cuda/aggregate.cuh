@@ -6,6 +6,7 @@
 #ifndef MUVOX_CUDA_AGGREGATE_H
 #define MUVOX_CUDA_AGGREGATE_H
 
+#include "best.cuh"
 #include "device.cuh"
 #include "launch.cuh"
 
@@ -180,6 +181,20 @@ __device__ __forceinline__ bool find_row(const muvox_sets &sets, const int32_t *
     return true;
 }
 
+/* The same where each group of lanes looks at one row, in blocks of THREADS. */
+enum { THREADS = 128 };
+
+template <int G> __device__ __forceinline__ bool group_row(const muvox_sets &sets, const int32_t *order, row_place *at)
+{
+    *at = {0, 0, 0, 0, 0};
+    return find_row(sets, order, ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / G, at);
+}
+
+template <int G> unsigned group_blocks(const muvox_sets &sets)
+{
+    return blocks_for(sets.rows, THREADS / G);
+}
+
 __device__ __forceinline__ bool outside(const row_place &at, int32_t j)
 {
     return (unsigned)j >= (unsigned)at.rows;
@@ -191,6 +206,25 @@ __device__ __forceinline__ void store_rank(const muvox_output &winners, int64_t 
         static_cast<uint8_t *>(winners.data)[at] = (uint8_t)rank; /* 255: none */
     else
         static_cast<int32_t *>(winners.data)[at] = rank;
+}
+
+template <typename M> int64_t row_bytes(const M &m)
+{
+    const int64_t size = m.dtype == MUVOX_F64                            ? 8
+                         : m.dtype == MUVOX_F16 || m.dtype == MUVOX_BF16 ? 2
+                         : m.dtype == MUVOX_U8                           ? 1
+                                                                         : 4;
+
+    return m.row_stride * size;
+}
+
+/* first + i · bytes: written out, as the compiler takes the multiplication of 64 bits apart and hoists half of it. */
+template <typename T> __device__ __forceinline__ T *row_of(T *first, int i, int bytes)
+{
+    T *row;
+
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(row) : "r"(i), "r"(bytes), "l"(first));
+    return row;
 }
 
 /* Whether feature u of a lane is there. with_group takes no more features than it needs, so that below a whole warp only the
@@ -215,10 +249,20 @@ template <typename F> muvox_status with_group(int64_t features, F f)
     return f(integral_constant<int, 32>(), integral_constant<int, 4>());
 }
 
+/* f with whether mean and max are asked for, and nothing else, as a type: the usual choice is worth kernels of its own. */
+template <typename F> void with_mean_max(const aggregate_columns &columns, F f)
+{
+    if (columns.mean >= 0 && columns.max >= 0 && columns.sum < 0 && columns.absmax < 0)
+        f(std::true_type());
+    else
+        f(std::false_type());
+}
+
 /* What all kernels here need of sizes and strides. */
 template <typename W> muvox_status check_launch(muvox_context *ctx, const char *op, const aggregate_arguments<W> &a)
 {
     FORWARD(check_row_stride(ctx, op, "feats", a.feats.row_stride));
+    FORWARD(check_row_stride(ctx, op, "bytes of feats", row_bytes(a.feats)));
     FORWARD(check_row_stride(ctx, op, "neighbours", a.neighbours.row_stride));
     FORWARD(check_row_stride(ctx, op, "winners", a.winners.row_stride));
     return check_row_stride(ctx, op, "grad_out", a.grad_out.row_stride);

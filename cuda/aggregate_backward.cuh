@@ -12,10 +12,10 @@
 template <typename R, typename W, typename S>
 __global__ void write_shares(const aggregate_arguments<W> a, R *shares, const S set_dw)
 {
-    row_place at = {};
+    row_place at;
     int       count = 0;
 
-    if (!find_row(a.sets, nullptr, (int64_t)blockIdx.x * blockDim.x + threadIdx.x, &at)) return;
+    if (!group_row<1>(a.sets, nullptr, &at)) return;
     const int32_t *const near = set_rows<const int32_t>(a.neighbours, a.sets, at.begin, at.set)[at.i];
     for (int r = 0; r < a.k; r++)
         if (outside(at, __ldg(near + r)))
@@ -70,18 +70,9 @@ template <typename R> struct alignas(sizeof(R) == sizeof(float) ? 16 : 8) place_
 };
 
 /* How many bytes rows lie apart. */
-struct row_bytes {
+struct bytes_apart {
     int feats, grads, winners, grad_feats;
 };
-
-/* first + i · bytes: written out, as the compiler takes the multiplication of 64 bits apart and hoists half of it. */
-template <typename T> __device__ __forceinline__ T *row_of(T *first, int i, int bytes)
-{
-    T *row;
-
-    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(row) : "r"(i), "r"(bytes), "l"(first));
-    return row;
-}
 
 /* Places that a group deals with in one batch. */
 enum { PLACES = 8 };
@@ -126,7 +117,7 @@ template <typename T, typename RANK, typename W, typename S> struct warp_data {
 template <typename T, int G, int NF, typename RANK, bool MEAN_MAX, typename W, typename S>
 __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
     row_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const any_reverse_list list, const S set_dw,
-                  const row_bytes bytes, int run)
+                  const bytes_apart bytes, int run)
 {
     using R = wide_t<T>;
     constexpr int GROUPS = WARP / G;
@@ -297,21 +288,18 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
     using R = wide_t<T>;
     const int64_t N = a.sets.rows;
     const int     run = rows_of_run(N, BLOCK / WARP);
-    const bool    mean_max = a.columns.mean >= 0 && a.columns.max >= 0 && a.columns.sum < 0 && a.columns.absmax < 0;
     workspace     shares(ctx);
 
     FORWARD(check_launch(ctx, op_name, a));
-    const int64_t   size = (int64_t)sizeof(T), winner_size = a.winners.dtype == MUVOX_U8 ? 1 : 4;
-    const row_bytes bytes = {(int)(a.feats.row_stride * size), (int)(a.grad_out.row_stride * size),
-                             (int)(a.winners.row_stride * winner_size), (int)(a.grad_feats.row_stride * size)};
-    FORWARD(check_row_stride(ctx, op_name, "bytes of feats", a.feats.row_stride * size));
-    FORWARD(check_row_stride(ctx, op_name, "bytes of grad_out", a.grad_out.row_stride * size));
-    FORWARD(check_row_stride(ctx, op_name, "bytes of winners", a.winners.row_stride * winner_size));
-    FORWARD(check_row_stride(ctx, op_name, "bytes of grad_feats", a.grad_feats.row_stride * size));
+    FORWARD(check_row_stride(ctx, op_name, "bytes of grad_out", row_bytes(a.grad_out)));
+    FORWARD(check_row_stride(ctx, op_name, "bytes of winners", row_bytes(a.winners)));
+    FORWARD(check_row_stride(ctx, op_name, "bytes of grad_feats", row_bytes(a.grad_feats)));
+    const bytes_apart bytes = {(int)row_bytes(a.feats), (int)row_bytes(a.grad_out), (int)row_bytes(a.winners),
+                               (int)row_bytes(a.grad_feats)};
     if (a.columns.mean >= 0) FORWARD(shares.take(op_name, N * (int64_t)sizeof(R)));
     if (a.columns.mean >= 0 || (S::every_place && set_dw.wanted())) {
-        FORWARD(check_grid(ctx, op_name, N / 128 + 1));
-        write_shares<R><<<blocks_for(N, 128), 128, 0, stream_of(ctx)>>>(a, shares.as<R>(), set_dw);
+        FORWARD(check_grid(ctx, op_name, N / THREADS + 1));
+        write_shares<R><<<group_blocks<1>(a.sets), THREADS, 0, stream_of(ctx)>>>(a, shares.as<R>(), set_dw);
         LAUNCHED();
     }
     return with_group(a.feats.cols, [&](auto group, auto each) -> muvox_status {
@@ -322,12 +310,11 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
             row_gradients<T, G, NF, decltype(rank), decltype(mean_max)::value>
                 <<<blocks, BLOCK, 0, stream_of(ctx)>>>(a, shares.as<R>(), list, set_dw, bytes, run);
         };
-        if (a.winners.dtype != MUVOX_U8)
-            launch(int32_t(), std::false_type());
-        else if (mean_max)
-            launch(uint8_t(), std::true_type());
+
+        if (a.winners.dtype == MUVOX_U8)
+            with_mean_max(a.columns, [&](auto mean_max) { launch(uint8_t(), mean_max); });
         else
-            launch(uint8_t(), std::false_type());
+            launch(int32_t(), std::false_type());
         LAUNCHED();
         return MUVOX_OK;
     });
