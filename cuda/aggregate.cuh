@@ -1,8 +1,9 @@
-/* What aggregation over the neighbours of each row has in common forward and backward, for aggregate (weights are given) and
- * gravnet (they come from distances). See muvox/aggregate.h for the formulas. A group of G lanes takes a row, each lane NF
- * features of every G · NF; where weights are looked up, lanes stand for neighbours.
+/* What aggregation over the neighbours of each row has in common forward and backward, for aggregate (weights are
+ * given) and gravnet (they come from distances). See muvox/aggregate.h for the formulas. A group of G lanes takes a
+ * row, each lane NF features of every G · NF; where weights are looked up, lanes stand for neighbours.
  *
- * Rows of a set share neighbours, so a block takes a run of rows one after the other: they find each other's in its cache. */
+ * Rows of a set share neighbours, so a block takes a run of rows one after the other: they find each other's in its
+ * cache. */
 #ifndef MUVOX_CUDA_AGGREGATE_H
 #define MUVOX_CUDA_AGGREGATE_H
 
@@ -151,8 +152,8 @@ template <typename W> struct aggregate_arguments {
     W                 weight;
 };
 
-/* How rows are dealt out: RUNS blocks if there are enough rows, all of which run at once on a GPU of 132 multiprocessors in
- * RUNS / 264 turns; more of them balance better, fewer share more. */
+/* How rows are dealt out: to RUNS blocks, where there are enough rows. A GPU of 132 multiprocessors takes 264 of them at
+ * once (132 in double). More and shorter runs are balanced better; of longer ones more is found in the cache. */
 enum { BLOCK = 512, RUNS = 1056 };
 
 /* Blocks on a multiprocessor: as many as registers allow without spills. */
@@ -227,15 +228,15 @@ template <typename T> __device__ __forceinline__ T *row_of(T *first, int i, int 
     return row;
 }
 
-/* Whether feature u of a lane is there. with_group takes no more features than it needs, so that below a whole warp only the
- * last of them may be missing. */
+/* Whether feature u of a lane is there. with_group takes no more features than it needs, so that below a whole warp
+ * only the last of them may be missing. */
 template <int G, int NF> __device__ __forceinline__ bool has_feature(int u, int first, int F)
 {
     return (G < WARP && u + 1 < NF) || first + u * G + (int)(lane_id() % G) < F;
 }
 
-/* Calls f with a group size and a number of features a lane that suit so many features: up to 32 by groups of 8, up to 64 of
- * 16, more of 32 lanes, 128 features at a time. */
+/* Calls f with a group size and a number of features a lane that suit so many features: up to 32 by groups of 8, up
+ * to 64 of 16, more of 32 lanes, 128 features at a time. */
 template <typename F> muvox_status with_group(int64_t features, F f)
 {
     using std::integral_constant;
@@ -249,7 +250,8 @@ template <typename F> muvox_status with_group(int64_t features, F f)
     return f(integral_constant<int, 32>(), integral_constant<int, 4>());
 }
 
-/* f with whether mean and max are asked for, and nothing else, as a type: the usual choice is worth kernels of its own. */
+/* f with whether mean and max are asked for, and nothing else, as a type: the usual choice is worth kernels of its
+ * own. */
 template <typename F> void with_mean_max(const aggregate_columns &columns, F f)
 {
     if (columns.mean >= 0 && columns.max >= 0 && columns.sum < 0 && columns.absmax < 0)

@@ -1,14 +1,14 @@
-/* The gradients of aggregation over the neighbours of each row, all from the side of the rows that are picked: dm of a place
- * is made once, and gives that place's part of the gradient of the features and, against the row's own features, the gradient
- * of the weight. */
+/* The gradients of aggregation over the neighbours of each row, all from the side of the rows that are picked: dm of
+ * a place is made once, and gives that place's part of the gradient of the features and, against the row's own
+ * features, the gradient of the weight. */
 #ifndef MUVOX_CUDA_AGGREGATE_BACKWARD_H
 #define MUVOX_CUDA_AGGREGATE_BACKWARD_H
 
 #include "aggregate.cuh"
 #include "reverse.cuh"
 
-/* 1 over what the mean of each row divides by, unless shares is null; 0 where there is no neighbour, and no gradient either.
- * Places without neighbour get their gradient of weights here, as no row picks them up. */
+/* 1 over what the mean of each row divides by, unless shares is null; 0 where there is no neighbour, and no gradient
+ * either. Places without neighbour get their gradient of weights here, as no row picks them up. */
 template <typename R, typename W, typename S>
 __global__ void write_shares(const aggregate_arguments<W> a, R *shares, const S set_dw)
 {
@@ -25,7 +25,8 @@ __global__ void write_shares(const aggregate_arguments<W> a, R *shares, const S 
     if (shares) shares[at.row] = count == 0 ? (R)0 : a.mean_by_k ? 1 / (R)a.k : 1 / (R)count;
 }
 
-/* Lanes in groups of LANES add up COUNT numbers each: the result of a lane is the sum of number lane / SPACING % COUNT. */
+/* Lanes in groups of LANES add up COUNT numbers each: the result of a lane is the sum of number lane / SPACING %
+ * COUNT. */
 template <int COUNT, int SPACING, int LANES, typename R> __device__ __forceinline__ R sums_of_lanes(R (&x)[COUNT])
 {
 #pragma unroll
@@ -77,8 +78,8 @@ struct bytes_apart {
 /* Places that a group deals with in one batch. */
 enum { PLACES = 8 };
 
-/* What the lanes of a warp say to each other, and where the set of its row lies. Lane l adds the parts of place l % PLACES
- * that the 8 lanes around it left in parts[l % PLACES], padded so that neither side waits for banks. */
+/* What the lanes of a warp say to each other, and where the set of its row lies. Lane l adds the parts of place l %
+ * PLACES that the 8 lanes around it left in parts[l % PLACES], padded so that neither side waits for banks. */
 template <typename T, typename RANK, typename W, typename S> struct warp_data {
     using R = wide_t<T>;
     static constexpr int PART = WARP + 16 / (int)sizeof(R);
@@ -108,12 +109,13 @@ template <typename T, typename RANK, typename W, typename S> struct warp_data {
     }
 };
 
-/* One warp for each row j. The places that hold it are dealt out to the groups of lanes in turn, so the sums over them are
+/* One warp for each row j. The places that hold it are dealt out to the groups of lanes in turn, so the sums over
+ * them are
  *
  *     grad_feats[j,f] = Σ_group Σ w[i,r] dm[i,r,f]      dw[i,r] = Σ_f dm[i,r,f] feats[j,f]
  *
- * RANK is the type of the winners. set_dw takes dw, and adds up what else is wanted. MEAN_MAX: these two, and no other
- * aggregate. */
+ * RANK is the type of the winners. set_dw takes dw, and adds up what else is wanted. MEAN_MAX: these two, and no
+ * other aggregate. */
 template <typename T, int G, int NF, typename RANK, bool MEAN_MAX, typename W, typename S>
 __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
     row_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const any_reverse_list list, const S set_dw,

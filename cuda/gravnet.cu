@@ -96,8 +96,8 @@ extern "C" muvox_status muvox_gravnet_forward_cuda(muvox_context *ctx, const muv
 /* Coordinates whose gradient is summed up where dw is found; of more, launch_pull sums both halves. */
 enum { PULLED_COLUMNS = WARP };
 
-/* What the gradients of coordinates and row weights need, from exp(−scale d²) dw of each place: that times u_j is kept at
- * i · k + r for row i, and pulls at row j. */
+/* What the gradients of coordinates and row weights need, from exp(−scale d²) dw of each place: that times u_j is
+ * kept at i · k + r for row i, and pulls at row j. */
 template <typename R> struct distance_gradients {
     static constexpr bool every_place = false;
     struct sums {

@@ -2,8 +2,8 @@
  *
  *     grad_queries[i] = Σ_r p[i,r] (x_i − x_j)      grad_coords[j] = −Σ p[i,r] (x_i − x_j) over the places that hold j
  *
- * and, where queries and coords are the same rows, the sum of both. Own places first, then the others, each ascending. Pulls
- * of places without neighbour are not read. */
+ * and, where queries and coords are the same rows, the sum of both. Own places first, then the others, each
+ * ascending. Pulls of places without neighbour are not read. */
 #ifndef MUVOX_CUDA_PULL_H
 #define MUVOX_CUDA_PULL_H
 

@@ -81,9 +81,9 @@ muvox_status reverse_picks(muvox_context *ctx, const char *op_name, int64_t N, i
 /* AHEAD: turns whose neighbours are read before the first is dealt with. */
 enum { MOST_WARPS = 32, AHEAD = 4 };
 
-/* The places of one set by the row that they hold, one block a set. Each warp takes a run of the places, 32 in a turn, and has
- * a counter for each row: of its places that hold the row first, then, after the scan over rows and warps, of where the next
- * of them goes. Lists ascend, as warps, turns and lanes do. */
+/* The places of one set by the row that they hold, one block a set. Each warp takes a run of the places, 32 in a turn,
+ * and has a counter for each row: of its places that hold the row first, then, after the scan over rows and warps, of
+ * where the next of them goes. Lists ascend, as warps, turns and lanes do. */
 template <typename P>
 static __global__ void __launch_bounds__(MOST_WARPS *WARP)
     count_places(muvox_sets sets, muvox_sets query_sets, muvox_output neighbours, int k, int bits, P *places,
@@ -172,8 +172,8 @@ static __global__ void __launch_bounds__(MOST_WARPS *WARP)
     });
 }
 
-/* The warps of each block of count_places; 0 where sorting is better: ragged sets, whose sizes are not known here, sets whose
- * counters do not fit, and few sets that would take long. */
+/* The warps of each block of count_places; 0 where sorting is better: ragged sets, whose sizes are not known here, sets
+ * whose counters do not fit, and few sets that would take long. */
 static muvox_status counting_warps(muvox_context *ctx, const char *op_name, const muvox_sets &sets,
                                    const muvox_sets &query_sets, int64_t k, int *warps)
 {
@@ -203,6 +203,7 @@ muvox_status reverse_neighbours(muvox_context *ctx, const char *op_name, const m
 
     REQUIRE(N < INT64_C(0xffffffff), MUVOX_UNSUPPORTED, "%s: backward of %lld rows, at most 2^32 - 2 are supported",
             op_name, (long long)N);
+    FORWARD(check_row_stride(ctx, op_name, "neighbours", neighbours.row_stride));
     list->bits = bits_below(k);
     FORWARD(counting_warps(ctx, op_name, sets, query_sets, k, &warps));
     if (warps) {
