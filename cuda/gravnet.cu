@@ -2,40 +2,46 @@
 #include "muvox/gravnet.h"
 
 #include "../ops/checks.h"
-#include "aggregate.cuh"
+#include "aggregate_backward.cuh"
+#include "aggregate_forward.cuh"
 #include "order.cuh"
 #include "pull.cuh"
 #include "search.cuh"
 
-template <typename R> static __global__ void widen_rows(muvox_sets sets, muvox_matrix m, R *to)
+template <typename R> static __global__ void pack_rows(muvox_sets sets, muvox_matrix m, int64_t width, R *to)
 {
-    const int64_t number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = quotient(number, m.cols);
-    row_place     at;
+    const int64_t number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = quotient(number, width);
+    const int64_t column = number - row * width;
+    row_place     at = {};
 
     if (row >= sets.rows) return;
     at.set = set_of_row(sets, row);
     at.begin = set_begin(sets, at.set);
-    to[number] = load<R>(m.data, m.dtype, row_at(m, sets, at.begin, at.set, row - at.begin) + number - row * m.cols);
+    const int64_t from = row_at(m, sets, at.begin, at.set, row - at.begin) + column;
+    to[number] = column < m.cols ? load<R>(m.data, m.dtype, from) : (R)0;
 }
 
-/* coords in the arithmetic of the features: themselves, or a copy in hold. */
+/* coords in the arithmetic of the features, each row a number of `four`: themselves, or a copy in hold. */
 template <typename R>
-static muvox_status widen_coords(muvox_context *ctx, const muvox_sets &sets, workspace *hold, muvox_matrix *coords)
+static muvox_status pack_coords(muvox_context *ctx, const muvox_sets &sets, workspace *hold, muvox_matrix *coords)
 {
     const char *const op_name = "gravnet";
-    const int64_t     count = sets.rows * coords->cols;
+    const int64_t     width = (coords->cols + 3) / 4 * 4, count = sets.rows * width;
+    const bool        packed = coords->dtype == DTYPE<R> && !(coords->cols % 4) && !(coords->row_stride % 4) &&
+                        !(coords->set_stride % 4) && !((uintptr_t)coords->data % 16);
 
     FORWARD(check_row_stride(ctx, op_name, "coords", coords->row_stride));
-    if (coords->dtype == DTYPE<R> || !count) return MUVOX_OK;
+    FORWARD(check_row_stride(ctx, op_name, "coords", width));
+    if (packed || !count) return MUVOX_OK;
     FORWARD(check_grid(ctx, op_name, count / 256 + 1));
     FORWARD(hold->take(op_name, count * (int64_t)sizeof(R)));
-    widen_rows<R><<<blocks_for(count, 256), 256, 0, stream_of(ctx)>>>(sets, *coords, hold->as<R>());
+    pack_rows<R><<<blocks_for(count, 256), 256, 0, stream_of(ctx)>>>(sets, *coords, width, hold->as<R>());
     LAUNCHED();
-    *coords = {hold->as<R>(), DTYPE<R>, sets.rows, coords->cols, coords->cols, sets.size * coords->cols};
+    *coords = {hold->as<R>(), DTYPE<R>, sets.rows, coords->cols, width, sets.size * width};
     return MUVOX_OK;
 }
 
-/* coords are in R. */
+/* coords are packed. */
 template <typename R>
 static aggregate_arguments<gravnet_weights<R>> arguments_of(const muvox_gravnet *op, const muvox_output &neighbours,
                                                             const muvox_matrix &coords, const int32_t *order)
@@ -62,7 +68,7 @@ static muvox_status aggregate(muvox_context *ctx, const muvox_gravnet *op, const
     workspace    hold(ctx);
 
     if (!op->out.data && !op->winners.data) return MUVOX_OK;
-    FORWARD(widen_coords<R>(ctx, op->sets, &hold, &coords));
+    FORWARD(pack_coords<R>(ctx, op->sets, &hold, &coords));
     return aggregate_forward(ctx, "gravnet", arguments_of<R>(op, neighbours, coords, order));
 }
 
@@ -87,62 +93,92 @@ extern "C" muvox_status muvox_gravnet_forward_cuda(muvox_context *ctx, const muv
     return aggregate<float>(ctx, op, request.neighbours, order);
 }
 
-/* Keeps what the other gradients need of rank r of row i, at i · k + r: exp(−scale d²) dw for the row weights, and that times
- * u_j for the coordinates. */
-template <typename R> struct keep_dw {
-    R *decayed, *weighted; /* null: not needed */
-    template <typename A, typename W>
-    __device__ __forceinline__ void operator()(const A &a, const W &weight, const row_place &at, int r, int j,
-                                               R dw) const
-    {
-        const R kept = j < 0 ? (R)0 : weight.decay(at.i, j) * dw;
+/* Coordinates whose gradient is summed up where dw is found; of more, launch_pull sums both halves. */
+enum { PULLED_COLUMNS = WARP };
 
-        if (decayed) decayed[at.row * a.k + r] = kept;
-        if (weighted) weighted[at.row * a.k + r] = j < 0 ? (R)0 : kept * weight.row_weight(j);
+/* What the gradients of coordinates and row weights need, from exp(−scale d²) dw of each place: that times u_j is
+ * kept at i · k + r for row i, and pulls at row j. */
+template <typename R> struct distance_gradients {
+    static constexpr bool every_place = false;
+    struct sums {
+        R row_weight, pull; /* pull: of column 4 (lane % 8) + lane / 8 */
+    };
+    struct in_set {
+        R *pulls;
+    };
+    R  *pulls;  /* (N, k) */
+    R  *pulled; /* (N, d) −Σ pulls (x_i − x_j) over the places that hold j; null: not wanted, or d is too large */
+    int d;
+    muvox_output                             grad_row_weights;
+    __host__ __device__ __forceinline__ bool wanted() const
+    {
+        return pulls || grad_row_weights.data;
+    }
+    template <typename A> __device__ __forceinline__ in_set of(const A &a, const row_place &at) const
+    {
+        return {pulls + at.begin * a.k};
+    }
+    template <typename A> __device__ __forceinline__ void without_neighbour(const A &, const row_place &, int) const
+    {
+    }
+    template <typename A, typename W>
+    __device__ __forceinline__ void add(const A &a, const W &weight, const in_set &set, const row_place &to, int i,
+                                        int r, bool there, R decay, R row_weight, R dw, sums *of) const
+    {
+        const R kept = decay * dw, pull = kept * row_weight;
+
+        if (there) of->row_weight += kept;
+        if (there && pulls) {
+            __builtin_assume(__isGlobal(set.pulls));
+            set.pulls[(int64_t)i * a.k + r] = pull;
+        }
+        if (!pulled) return;
+#pragma unroll 1
+        for (int q = 0; q < weight.fours; q++) {
+            const four<R> difference = weight.differences(to.i, i, q);
+            R             x[4];
+
+#pragma unroll
+            for (int c = 0; c < 4; c++) x[c] = there ? pull * difference.x[c] : (R)0;
+            const R pull_of_lane = sums_of_lanes<4, WARP / 4, WARP>(x);
+            if (lane_id() % (WARP / 4) == q) of->pull += pull_of_lane;
+        }
+    }
+    template <typename A>
+    __device__ __forceinline__ void store_sums(const A &a, const row_place &to, const sums &of) const
+    {
+        const int column = (int)(lane_id() % (WARP / 4) * 4 + lane_id() / (WARP / 4));
+
+        if (pulled && column < d) pulled[to.row * d + column] = of.pull;
+        if (!grad_row_weights.data) return;
+        const R sum = sum_of_lanes(of.row_weight);
+        if (lane_id() == 0)
+            static_cast<R *>(grad_row_weights.data)[row_at(grad_row_weights, a.sets, to.begin, to.set, to.i)] = sum;
     }
 };
-
-/* grad_row_weights[j] = Σ exp(−scale d²) dw over the places that hold j, ascending. */
-template <typename R, typename P>
-static __global__ void row_weight_gradients(muvox_sets sets, reverse_list<P> list, const R *decayed, int64_t k,
-                                            muvox_output grad)
-{
-    row_place at;
-    R         sum = 0;
-
-    if (!group_row<1>(sets, nullptr, &at)) return;
-    for (int64_t e = list.begins[at.row]; e < list.begins[at.row + 1]; e++)
-        sum += decayed[list.row(e) * k + list.rank(e)];
-    static_cast<R *>(grad.data)[row_at(grad, sets, at.begin, at.set, at.i)] = sum;
-}
 
 template <typename T, typename P> static muvox_status backward(muvox_context *ctx, const muvox_gravnet *op)
 {
     using R = wide_t<T>;
     const char *const op_name = "gravnet";
-    const int64_t     N = op->sets.rows, k = op->k;
+    const int64_t     N = op->sets.rows, k = op->k, d = op->coords.cols;
     muvox_matrix      coords = op->coords;
     reverse_list<P>   list = {};
     const int32_t    *order;
-    workspace         hold(ctx), decayed(ctx), weighted(ctx), wide(ctx), order_hold(ctx);
+    workspace         hold(ctx), pulls(ctx), pulled(ctx), packed(ctx), order_hold(ctx);
 
-    FORWARD(widen_coords<R>(ctx, op->sets, &wide, &coords));
+    FORWARD(pack_coords<R>(ctx, op->sets, &packed, &coords));
     FORWARD(order_only(ctx, op_name, op->sets, coords, &order_hold, &order));
     const auto a = arguments_of<R>(op, op->neighbours, coords, order);
     FORWARD(reverse_neighbours(ctx, op_name, a.sets, a.sets, a.neighbours, k, &hold, &list));
-    if (op->grad_row_weights.data) FORWARD(decayed.take(op_name, N * k * (int64_t)sizeof(R)));
-    if (op->grad_coords.data) FORWARD(weighted.take(op_name, N * k * (int64_t)sizeof(R)));
-    const keep_dw<R> set_dw = {decayed.as<R>(), weighted.as<R>()};
-    FORWARD(aggregate_backward<T>(ctx, op_name, a, list, set_dw.decayed || set_dw.weighted ? &set_dw : nullptr));
-    if (op->grad_row_weights.data) {
-        row_weight_gradients<R>
-            <<<blocks_for(N, 128), 128, 0, stream_of(ctx)>>>(a.sets, list, set_dw.decayed, k, op->grad_row_weights);
-        LAUNCHED();
-    }
-    const muvox_matrix pulls = {set_dw.weighted, DTYPE<R>, N, k, k, a.sets.size * k};
+    if (op->grad_coords.data) FORWARD(pulls.take(op_name, N * k * (int64_t)sizeof(R)));
+    if (op->grad_coords.data && d <= PULLED_COLUMNS) FORWARD(pulled.take(op_name, N * d * (int64_t)sizeof(R)));
+    FORWARD(aggregate_backward<T>(ctx, op_name, a, list,
+                                  distance_gradients<R>{pulls.as<R>(), pulled.as<R>(), (int)d, op->grad_row_weights}));
+    const muvox_matrix kept = {pulls.as<R>(), DTYPE<R>, N, k, k, a.sets.size * k};
     return launch_pull<R>(ctx, op_name,
-                          pull_arguments<P>{a.sets, a.sets, coords, coords, a.neighbours, pulls, -2 * op->scale, order,
-                                            list, op->grad_coords, true, true});
+                          pull_arguments<P>{a.sets, a.sets, coords, coords, a.neighbours, kept, -2 * op->scale, order,
+                                            list, op->grad_coords, true, !pulled.as<R>(), pulled.as<R>()});
 }
 
 extern "C" muvox_status muvox_gravnet_backward_cuda(muvox_context *ctx, const muvox_gravnet *op)

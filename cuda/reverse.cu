@@ -74,6 +74,120 @@ muvox_status reverse_picks(muvox_context *ctx, const char *op_name, int64_t N, i
     LAUNCHED();
     list->places = sorted_places;
     list->begins = begins;
+    list->ends = begins + 1;
+    return MUVOX_OK;
+}
+
+/* AHEAD: turns whose neighbours are read before the first is dealt with. */
+enum { MOST_WARPS = 32, AHEAD = 4 };
+
+/* The places of one set by the row that they hold, one block a set. Each warp takes a run of the places, 32 in a turn,
+ * and has a counter for each row: of its places that hold the row first, then, after the scan over rows and warps, of
+ * where the next of them goes. Lists ascend, as warps, turns and lanes do. */
+template <typename P>
+static __global__ void __launch_bounds__(MOST_WARPS *WARP)
+    count_places(muvox_sets sets, muvox_sets query_sets, muvox_output neighbours, int k, int bits, P *places,
+                 int64_t *begins, int64_t *ends)
+{
+    extern __shared__ uint32_t    counters[]; /* (warps, M) */
+    __shared__ uint32_t           sums[MOST_WARPS];
+    const int                     M = (int)sets.size, warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
+    const int64_t                 s = blockIdx.x, queries = s * query_sets.size;
+    const uint32_t                total = (uint32_t)(query_sets.size * k);
+    const uint32_t                each = (total + blockDim.x - 1) / blockDim.x * WARP;
+    const uint32_t                first = min(warp * each, total), last = min(first + each, total);
+    const int                     rows_on = WARP / k, ranks_on = WARP % k; /* from one turn to the next */
+    const set_rows<const int32_t> near(neighbours, query_sets, queries, s);
+    uint32_t *const               mine = counters + warp * M;
+
+    /* f(place, row) for each turn of the warp: i · 2^bits + r of the lane, and what stands there, −1 for no row. */
+    const auto each_turn = [&](auto f) {
+        int i = (int)((first + lane_id()) / k), r = (int)((first + lane_id()) % k);
+
+        for (uint32_t n = first; n < last; n += AHEAD * WARP) {
+            int32_t  row[AHEAD];
+            uint32_t place[AHEAD];
+
+#pragma unroll
+            for (int ahead = 0; ahead < AHEAD; ahead++) {
+                row[ahead] = n + ahead * WARP + lane_id() < last ? __ldg(near[i] + r) : -1;
+                if (row[ahead] >= M) row[ahead] = -1;
+                place[ahead] = (uint32_t)i << bits | (uint32_t)r;
+                i += rows_on;
+                r += ranks_on;
+                if (r >= k) {
+                    r -= k;
+                    i++;
+                }
+            }
+#pragma unroll
+            for (int ahead = 0; ahead < AHEAD; ahead++) f(place[ahead], row[ahead]);
+        }
+    };
+
+    for (int n = threadIdx.x; n < warps * M; n += blockDim.x) counters[n] = 0;
+    __syncthreads();
+    each_turn([&](uint32_t, int32_t row) {
+        if (row >= 0) atomicAdd(mine + row, 1u);
+    });
+    uint32_t before = 0; /* places that hold rows of the turns so far */
+    for (int row = threadIdx.x; row - (int)threadIdx.x < M; row += blockDim.x) {
+        uint32_t count = 0, scan, at = before;
+
+        __syncthreads(); /* the counters are there, and nobody reads sums any more */
+        for (int w = 0; w < warps && row < M; w++) count += counters[w * M + row];
+        scan = count;
+        for (int step = 1; step < WARP; step *= 2) {
+            const uint32_t below = __shfl_up_sync(ALL_LANES, scan, step);
+
+            if ((int)lane_id() >= step) scan += below;
+        }
+        if (lane_id() == WARP - 1) sums[warp] = scan;
+        __syncthreads();
+        for (int w = 0; w < warps; w++) {
+            at += w < warp ? sums[w] : 0;
+            before += sums[w];
+        }
+        if (row >= M) continue;
+        at += scan - count;
+        begins[s * M + row] = s * total + at;
+        ends[s * M + row] = s * total + at + count;
+        for (int w = 0; w < warps; w++) {
+            const uint32_t of_warp = counters[w * M + row];
+
+            counters[w * M + row] = at;
+            at += of_warp;
+        }
+    }
+    __syncthreads();
+    each_turn([&](uint32_t place, int32_t row) {
+        const unsigned same = __match_any_sync(ALL_LANES, row);
+        const int      rank = __popc(same & ((1u << lane_id()) - 1));
+        const uint32_t at = row < 0 ? 0 : mine[row];
+
+        __syncwarp();
+        if (row >= 0) places[s * total + at + rank] = ((P)queries << bits) + place;
+        if (row >= 0 && rank == 0) mine[row] = at + __popc(same);
+        __syncwarp();
+    });
+}
+
+/* The warps of each block of count_places; 0 where sorting is better: ragged sets, whose sizes are not known here, sets
+ * whose counters do not fit, and few sets that would take long. */
+static muvox_status counting_warps(muvox_context *ctx, const char *op_name, const muvox_sets &sets,
+                                   const muvox_sets &query_sets, int64_t k, int *warps)
+{
+    const int64_t places = sets.splits || query_sets.splits ? INT64_MAX / 2 : query_sets.size * k;
+    const int64_t wanted = places / (8 * WARP) + 1, least = wanted < 8 ? wanted : 8; /* some turns for each */
+    int           bytes = 0;
+
+    *warps = 0;
+    if (!sets.count || places > (sets.count < 64 ? 1 << 16 : 1 << 28) || sets.count > INT32_MAX) return MUVOX_OK;
+    CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx->device));
+    const int64_t fitting = sets.size ? (bytes - 1024) / 4 / sets.size : (int64_t)MOST_WARPS;
+    if (fitting < least) return MUVOX_OK;
+    *warps = (int)(wanted < MOST_WARPS ? wanted : (int64_t)MOST_WARPS);
+    if (*warps > fitting) *warps = (int)fitting;
     return MUVOX_OK;
 }
 
@@ -85,14 +199,32 @@ muvox_status reverse_neighbours(muvox_context *ctx, const char *op_name, const m
     const int64_t N = sets.rows, count = query_sets.rows * k, tiles = tile_count(query_sets, WARP);
     const int64_t picks_bytes = rounded_bytes(count * 4);
     workspace     block(ctx);
+    int           warps;
 
     REQUIRE(N < INT64_C(0xffffffff), MUVOX_UNSUPPORTED, "%s: backward of %lld rows, at most 2^32 - 2 are supported",
             op_name, (long long)N);
+    FORWARD(check_row_stride(ctx, op_name, "neighbours", neighbours.row_stride));
+    list->bits = bits_below(k);
+    FORWARD(counting_warps(ctx, op_name, sets, query_sets, k, &warps));
+    if (warps) {
+        const int64_t places_bytes = rounded_bytes(count * (int64_t)sizeof(P)), bytes = warps * sets.size * 4;
+
+        FORWARD(hold->take(op_name, places_bytes + 2 * N * 8));
+        P *const       places = hold->as<P>();
+        int64_t *const begins = (int64_t *)(hold->as<char>() + places_bytes);
+        CUDA(cudaFuncSetAttribute(count_places<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        count_places<P><<<(unsigned)sets.count, warps * WARP, (size_t)bytes, stream_of(ctx)>>>(
+            sets, query_sets, neighbours, (int)k, list->bits, places, begins, begins + N);
+        LAUNCHED();
+        list->places = places;
+        list->begins = begins;
+        list->ends = begins + N;
+        return MUVOX_OK;
+    }
     FORWARD(check_grid(ctx, op_name, (tiles + WARPS - 1) / WARPS));
     FORWARD(block.take(op_name, picks_bytes + count * (int64_t)sizeof(P)));
     uint32_t *const picks = block.as<uint32_t>();
     P *const        places = (P *)(block.as<char>() + picks_bytes);
-    list->bits = bits_below(k);
     /* Splits that are wrong leave places of no set: they pick no row. */
     if (query_sets.splits && count) CUDA(cudaMemsetAsync(picks, 0xff, (size_t)count * 4, stream_of(ctx)));
     if (count) {
