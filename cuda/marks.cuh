@@ -16,7 +16,8 @@
 
 #include <math.h>
 
-static constexpr float SLACK = 0x1p-14f, SLACK_UNDERFLOW = 1e-35f;
+static constexpr float    SLACK = 0x1p-14f, SLACK_UNDERFLOW = 1e-35f;
+static constexpr uint32_t ONES = 0x3f803f80u; /* two of them */
 
 /* Two bfloat16 in a word, the first in the low half. */
 __device__ __forceinline__ uint32_t bfloat_pair(float first, float second)
@@ -99,57 +100,50 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-/* The queries of a warp. Four lanes hold what the products need of their four queries: word t, for each j. */
+/* The queries of a warp, as the products need them. */
 template <int D> struct marking_queries {
-    uint32_t high[4], low[4];
-    float    norm; /* of this lane's query, NaN if it overflows */
+    uint32_t high[D / 2][WARP], low[D / 2][WARP]; /* of each lane */
+    float    norms[WARP];                         /* |q|², NaN if it overflows */
 
-    /* x counts from the middle; scratch holds 32 · D words. */
-    __device__ __forceinline__ void set(const float (&x)[D], uint32_t *scratch)
+    /* Sets this lane's query, which counts from the middle. */
+    __device__ __forceinline__ void put(const float (&x)[D])
     {
-        const int t = (int)lane_id() % 4, quad = (int)lane_id() - t;
+        float norm = 0;
 
-        norm = 0;
-#pragma unroll
-        for (int c = 0; c < D; c++) norm = fused(x[c], x[c], norm);
-        norm = isinf(norm) ? NAN : norm;
-        __syncwarp();
 #pragma unroll
         for (int h = 0; h < D / 2; h++) {
             const float    a = 2 * x[2 * h], b = 2 * x[2 * h + 1];
             const uint32_t word = bfloat_pair(a, b);
 
-            scratch[lane_id() * D + h] = word;
-            scratch[lane_id() * D + D / 2 + h] = bfloat_pair(a - first_of_pair(word), b - second_of_pair(word));
+            high[h][lane_id()] = word;
+            low[h][lane_id()] = bfloat_pair(a - first_of_pair(word), b - second_of_pair(word));
         }
-        __syncwarp();
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            high[j] = scratch[(quad + j) * D + t % (D / 2)];
-            low[j] = scratch[(quad + j) * D + D / 2 + t % (D / 2)];
-        }
-        __syncwarp();
+        for (int c = 0; c < D; c++) norm = fused(x[c], x[c], norm);
+        norms[lane_id()] = isinf(norm) ? NAN : norm;
     }
 
     /* Which of the points are within reach of this lane's query, the first at the top bit. */
     template <bool BALLS> __device__ __forceinline__ unsigned within(const marked_points<D> &points, float limit) const
     {
         const int      lane = (int)lane_id(), t = lane % 4, quad = lane - t;
+        const float    norm = norms[lane];
         const float    room = limit + fused(SLACK, limit, SLACK_UNDERFLOW) - (norm - SLACK * norm);
         const float    reach = 2 * sqrtf(limit);
         const uint32_t reach_word = BALLS ? split_pair(reach) : 0;
         float          rooms[4];
-        uint32_t       tail[4], far[4] = {};
+        uint32_t       first[4], tail[4], far[4] = {}; /* words t and t + 4 of the query of lane j of four */
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const uint32_t other = BALLS ? __shfl_sync(ALL_LANES, reach_word, quad + j) : 0;
 
             rooms[j] = __shfl_sync(ALL_LANES, room, quad + j);
-            if (D == 4)
-                tail[j] = t < 2 ? low[j] : t == 2 ? 0x3f803f80u : other;
+            first[j] = high[t % (D / 2)][quad + j];
+            if constexpr (D == 4)
+                tail[j] = t < 2 ? low[t % 2][quad + j] : t == 2 ? ONES : other;
             else
-                tail[j] = t == 0 ? 0x3f803f80u : t == 1 ? other : 0;
+                tail[j] = t == 0 ? ONES : t == 1 ? other : 0;
         }
 #pragma unroll
         for (int n = 0; n < 4; n++) {
@@ -160,15 +154,18 @@ template <int D> struct marking_queries {
                 b[block] = points.words[block][n * 8 + lane / 4][t];
 #pragma unroll
             for (int m = 0; m < 4; m += 2) {
-                const float    room_of[4] = {rooms[m], rooms[m], rooms[m + 1], rooms[m + 1]};
-                const uint32_t highs[4] = {high[m], high[m + 1], D == 4 ? tail[m] : high[m],
-                                           D == 4 ? tail[m + 1] : high[m + 1]};
-                float left[4];
+                const float room_of[4] = {rooms[m], rooms[m], rooms[m + 1], rooms[m + 1]};
+                float       left[4];
 
-                multiply(left, highs, b[0], room_of);
-                if constexpr (D == 8) {
-                    const uint32_t lows[4] = {low[m], low[m + 1], tail[m], tail[m + 1]};
+                if constexpr (D == 4) {
+                    const uint32_t words[4] = {first[m], first[m + 1], tail[m], tail[m + 1]};
 
+                    multiply(left, words, b[0], room_of);
+                } else {
+                    const uint32_t highs[4] = {first[m], first[m + 1], first[m], first[m + 1]};
+                    const uint32_t lows[4] = {low[t][quad + m], low[t][quad + m + 1], tail[m], tail[m + 1]};
+
+                    multiply(left, highs, b[0], room_of);
                     multiply(left, lows, b[1], left);
                 }
                 far[m] = __funnelshift_l(__float_as_uint(left[0]), far[m], 1);

@@ -35,8 +35,13 @@ template <int D, int L> struct __align__(16) desk
             uint32_t distances[WARP * STRIDE];
         };
     };
-    int32_t balls[BALLS_AT_ONCE];
-    float   middle[D]; /* of the queries */
+    int32_t            balls[BALLS_AT_ONCE];
+    float              middle[D]; /* of the queries */
+    marking_queries<D> queries;
+    /* The set. Here, as registers are few. */
+    const float   *set_rows, *centres, *radii; /* centres NULL: every row is looked at */
+    const int32_t *set_numbers, *lowest_in_ball;
+    int32_t        count;
 };
 
 /* The L nearest rows by key, ascending; keys have `bits` bits of number. */
@@ -88,27 +93,24 @@ template <int D> __device__ __forceinline__ void store_point(float *to, const fl
         *reinterpret_cast<float4 *>(to + c) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
 }
 
-/* What a warp searches: its queries, one for each lane, and the set. */
+/* The query of a lane. */
 template <int D> struct seeker {
-    query<float, D>    q;
-    marking_queries<D> marking;
-    const int32_t     *numbers, *lowest_in_ball; /* of the set */
-    const float       *centres, *radii;          /* of the set; NULL: every row is looked at */
-    int32_t            count, self;              /* rows; number of the own row */
-    bool               self_out, looks;          /* whether that is left out; whether this lane has a query */
+    query<float, D> q;
+    int32_t         self;            /* number of the own row */
+    bool            self_out, looks; /* whether that is left out; whether this lane has a query */
 };
 
 /* Puts the rows of a tile on the desk as they are. */
-template <int D, int L> __device__ __forceinline__ void put_tile(const seeker<D> &s, int32_t tile, desk<D, L> &on)
+template <int D, int L> __device__ __forceinline__ void put_tile(int32_t tile, desk<D, L> &on)
 {
-    const int32_t i = tile * WARP + (int32_t)lane_id(), here = min(i, s.count - 1);
+    const int32_t i = tile * WARP + (int32_t)lane_id(), here = min(i, on.count - 1);
     float         p[D];
 
-    load_point(s.q.rows + here * D, p);
-    const int32_t number = s.numbers[here];
+    load_point(on.set_rows + here * D, p);
+    const int32_t number = on.set_numbers[here];
     __syncwarp();
     store_point(on.rows + lane_id() * D, p);
-    on.numbers[lane_id()] = i < s.count && number >= 0 ? number : -1;
+    on.numbers[lane_id()] = i < on.count && number >= 0 ? number : -1;
     __syncwarp();
 }
 
@@ -142,20 +144,20 @@ __device__ __forceinline__ unsigned needed_balls(const seeker<D> &s, int32_t fir
                                                  const shortlist<L> &list)
 {
     const int32_t mine = first + (int32_t)lane_id();
-    const bool    there = mine < (s.count + BALL_ROWS - 1) / BALL_ROWS;
+    const bool    there = mine < (on.count + BALL_ROWS - 1) / BALL_ROWS;
 
-    if (!s.centres) return __ballot_sync(ALL_LANES, there);
-    const float radius = there ? s.radii[mine] : -1.f;
+    if (!on.centres) return __ballot_sync(ALL_LANES, there);
+    const float radius = there ? on.radii[mine] : -1.f;
     float       centre[D];
 
-    load_point(s.centres + (there ? mine : 0) * D, centre);
+    load_point(on.centres + (there ? mine : 0) * D, centre);
     __syncwarp();
     on.points[0].put(centre, on.middle, !(radius < 0), radius < 0 ? 0.f : radius);
     __syncwarp();
-    unsigned near = __brev(s.marking.template within<true>(on.points[0], list.limit()));
+    unsigned near = __brev(on.queries.template within<true>(on.points[0], list.limit()));
     /* Lanes full of rows at distance 0: lower numbers alone come in. */
     if (__any_sync(ALL_LANES, list.keys[L - 1] <= list.number_mask)) {
-        const uint32_t lowest = there ? (uint32_t)s.lowest_in_ball[mine] : NO_KEY;
+        const uint32_t lowest = there ? (uint32_t)on.lowest_in_ball[mine] : NO_KEY;
 
         for (int b = 0; b < WARP; b++)
             if (__shfl_sync(ALL_LANES, lowest, b) >= list.keys[L - 1]) near &= ~(1u << b);
@@ -174,12 +176,12 @@ __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, d
 #pragma unroll 2
     for (int w = 0; w * BALLS < waiting; w++) {
         const int     ball = w * BALLS + lane / BALL_ROWS;
-        const int32_t i = ball < waiting ? on.balls[ball] * BALL_ROWS + lane % BALL_ROWS : s.count;
-        const int32_t number = i < s.count ? s.numbers[i] : -1;
+        const int32_t i = ball < waiting ? on.balls[ball] * BALL_ROWS + lane % BALL_ROWS : on.count;
+        const int32_t number = i < on.count ? on.set_numbers[i] : -1;
         const bool    there = number >= 0;
         float         p[D];
 
-        load_point(s.q.rows + (there ? i : 0) * D, p);
+        load_point(on.set_rows + (there ? i : 0) * D, p);
         store_point(on.rows + (w * WARP + lane) * D, p);
         on.points[w].put(p, on.middle, there, 0.f);
         on.numbers[w * WARP + lane] = number;
@@ -190,7 +192,7 @@ __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, d
     const float limit = list.limit();
 #pragma unroll 1
     for (int w = 0; w * BALLS < waiting; w++) {
-        const unsigned marks = s.marking.template within<false>(on.points[w], limit);
+        const unsigned marks = on.queries.template within<false>(on.points[w], limit);
         const unsigned near = s.looks ? marks & on.present[w] : 0;
 
         on.marks[w * WARP + lane] = near;
@@ -377,23 +379,23 @@ __device__ __forceinline__ void write_nearest(const search_arguments<float> &a, 
 }
 
 /* The tile whose ball is nearest to the middle of the queries. */
-template <int D, int L> __device__ __forceinline__ int32_t nearest_tile(const seeker<D> &s, const desk<D, L> &on)
+template <int D, int L> __device__ __forceinline__ int32_t nearest_tile(const desk<D, L> &on)
 {
-    const int32_t balls = (s.count + BALL_ROWS - 1) / BALL_ROWS;
+    const int32_t balls = (on.count + BALL_ROWS - 1) / BALL_ROWS;
     float         nearest = INFINITY;
     int32_t       tile = 0;
 
-    for (int32_t b = (int32_t)lane_id(); s.centres && b < balls; b += WARP) {
+    for (int32_t b = (int32_t)lane_id(); on.centres && b < balls; b += WARP) {
         float centre[D], distance = 0;
 
-        load_point(s.centres + b * D, centre);
+        load_point(on.centres + b * D, centre);
 #pragma unroll
         for (int c = 0; c < D; c++) {
             const float x = centre[c] - on.middle[c];
 
             distance = fused(x, x, distance);
         }
-        if (!(s.radii[b] < 0) && distance < nearest) {
+        if (!(on.radii[b] < 0) && distance < nearest) {
             nearest = distance;
             tile = b / BALLS;
         }
@@ -443,12 +445,12 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
         if (lane_id() == 0) redo[item] = 1;
         return;
     }
-    s.q.rows = a.rows.points + begin * D;
-    s.numbers = a.rows.rows + begin;
-    s.centres = a.rows.centres ? a.rows.centres + first * BALLS * D : nullptr;
-    s.radii = a.rows.radii + first * BALLS;
-    s.lowest_in_ball = a.rows.lowest_in_ball + first * BALLS;
-    s.count = (int32_t)count;
+    on.set_rows = a.rows.points + begin * D;
+    on.set_numbers = a.rows.rows + begin;
+    on.centres = a.rows.centres ? a.rows.centres + first * BALLS * D : nullptr;
+    on.radii = a.rows.radii + first * BALLS;
+    on.lowest_in_ball = a.rows.lowest_in_ball + first * BALLS;
+    on.count = (int32_t)count;
     s.self = number;
     s.self_out = a.exclude_self;
     s.looks = i < t.rows && number >= 0;
@@ -464,19 +466,20 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
         on.middle[c] = 0.5f * around[c] + 0.5f * around[D + c];
         from_middle[c] = s.q.x[c] - on.middle[c];
     }
-    s.marking.set(from_middle, reinterpret_cast<uint32_t *>(on.points));
+    on.queries.put(from_middle);
+    __syncwarp();
 
-    const int32_t tiles = (s.count + WARP - 1) / WARP, own = a.cross ? nearest_tile(s, on) : (int32_t)(t.first / WARP);
+    const int32_t tiles = (on.count + WARP - 1) / WARP, own = a.cross ? nearest_tile(on) : (int32_t)(t.first / WARP);
     rest.first_tile = max(own - 1, 0);
     rest.last_tile = min(own + 1, tiles - 1);
     rest.groups = (tiles * BALLS + WARP - 1) / WARP;
     rest.middle = own * BALLS / WARP;
     rest.step = -1;
-    for (int32_t next = rest.first_tile * WARP, end = min((rest.last_tile + 1) * WARP, s.count);;) {
+    for (int32_t next = rest.first_tile * WARP, end = min((rest.last_tile + 1) * WARP, on.count);;) {
         uint32_t keys[GROUP];
 
         if (next < end) {
-            if (next % WARP == 0) put_tile(s, next / WARP, on);
+            if (next % WARP == 0) put_tile(next / WARP, on);
             take_all(s, next % WARP, on, list, keys);
             next += GROUP;
         } else if (!take_marked(s, rest, on, list, keys))
