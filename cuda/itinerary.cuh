@@ -82,14 +82,14 @@ template <typename R, int D> struct itinerary {
     int32_t        own;    /* −1: the queries are other rows */
     int32_t        tiles;
     bool           sorted;
-    int32_t        step;
-    unsigned       left; /* tiles of the present group that have not been asked about */
+    int32_t        step, middle; /* middle: the group that all begins at */
+    unsigned       left;         /* tiles of the present group that have not been asked about */
 
     __device__ __forceinline__ itinerary(const search_arguments<R> &a, const query<R, D> &q, const tile &t,
                                          const R *around)
         : lowest(a.rows.lowest + first_tile(a.sets, WARP, t.set)), around(around),
           own(a.cross ? -1 : (int32_t)(t.first / WARP)), tiles((int32_t)((q.count + WARP - 1) / WARP)),
-          sorted(a.sorted), step(a.cross ? FAR : OWN), left(0)
+          sorted(a.sorted), step(a.cross ? FAR : OWN), middle(a.cross ? 0 : (int32_t)(t.first / WARP / WARP)), left(0)
     {
     }
     __device__ __forceinline__ bool near_own(int32_t tile) const
@@ -99,23 +99,28 @@ template <typename R, int D> struct itinerary {
 
     __device__ __forceinline__ int32_t group() const
     {
-        const int32_t middle = own < 0 ? 0 : own / WARP;
-
         return step & 1 ? middle - (step + 1) / 2 : middle + step / 2;
     }
 
-    template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list) const
+    template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list)
     {
+        place<R> last = list.farthest();
+
+        for (int lanes = WARP / 2; lanes; lanes /= 2) {
+            const place<R> other = other_place(last, lanes);
+
+            last = last.before(other) ? other : last;
+        }
+        /* Where all lists are full of rows in the very place, only lower numbers count: those come first in the order. */
+        if (step == 0 && last.distance2() == 0) middle = 0;
         const int32_t mine = group() * WARP + lane_id();
         bool          candidate = group() >= 0 && mine < tiles && !near_own(mine);
 
         if constexpr (D > 0)
-            if (sorted) {
-                R farthest = list.reach();
+            if (sorted && candidate) {
+                const R gap = box_gap(around, around + D, q.boxes + (int64_t)2 * mine * D, D);
 
-                for (int lanes = WARP / 2; lanes; lanes /= 2)
-                    farthest = fmax(farthest, __shfl_xor_sync(ALL_LANES, farthest, lanes));
-                candidate = candidate && !(box_gap(around, around + D, q.boxes + (int64_t)2 * mine * D, D) > farthest);
+                candidate = place<R>::of(gap, lowest[mine]).before(last);
             }
         return __ballot_sync(ALL_LANES, candidate);
     }
@@ -125,7 +130,7 @@ template <typename R, int D> struct itinerary {
         const R *const point = D > 0 ? q.x : q.where;
         const R        gap = box_gap(point, point, q.boxes + (int64_t)2 * tile * q.columns(), q.columns());
 
-        return __any_sync(ALL_LANES, list.wants(gap, lowest[tile]));
+        return __any_sync(ALL_LANES, place<R>::of(gap, lowest[tile]).before(list.farthest()));
     }
 
     /* Fills the batch, which lies in shared memory (every lane writes the same); returns how many, 0 after the last. */

@@ -122,50 +122,62 @@ template <int D> struct marking_queries {
         for (int c = 0; c < D; c++) norm = fused(x[c], x[c], norm);
         norms[lane_id()] = isinf(norm) ? NAN : norm;
     }
+};
 
-    /* Which of the points are within reach of this lane's query, the first at the top bit. */
-    template <bool BALLS> __device__ __forceinline__ unsigned within(const marked_points<D> &points, float limit) const
+/* What stays for a batch of points: words t and t + 4 of the query of lane j of four, and its share of the sum. */
+template <bool BALLS, int D> struct marking {
+    uint32_t first[4], low[D == 8 ? 4 : 1], tail[4];
+    float    rooms[4];
+
+    __device__ __forceinline__ marking(const marking_queries<D> &queries, float limit)
     {
         const int      lane = (int)lane_id(), t = lane % 4, quad = lane - t;
-        const float    norm = norms[lane];
+        const float    norm = queries.norms[lane];
         const float    room = limit + fused(SLACK, limit, SLACK_UNDERFLOW) - (norm - SLACK * norm);
-        const float    reach = 2 * sqrtf(limit);
-        const uint32_t reach_word = BALLS ? split_pair(reach) : 0;
-        float          rooms[4];
-        uint32_t       first[4], tail[4], far[4] = {}; /* words t and t + 4 of the query of lane j of four */
+        const uint32_t reach = BALLS ? split_pair(2 * sqrtf(limit)) : 0;
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const uint32_t other = BALLS ? __shfl_sync(ALL_LANES, reach_word, quad + j) : 0;
+            const uint32_t other = BALLS ? __shfl_sync(ALL_LANES, reach, quad + j) : 0;
 
             rooms[j] = __shfl_sync(ALL_LANES, room, quad + j);
-            first[j] = high[t % (D / 2)][quad + j];
+            first[j] = queries.high[t % (D / 2)][quad + j];
             if constexpr (D == 4)
-                tail[j] = t < 2 ? low[t % 2][quad + j] : t == 2 ? ONES : other;
-            else
+                tail[j] = t < 2 ? queries.low[t % 2][quad + j] : t == 2 ? ONES : other;
+            else {
+                low[j] = queries.low[t][quad + j];
                 tail[j] = t == 0 ? ONES : t == 1 ? other : 0;
+            }
         }
+    }
+
+    /* Which of the points are within reach of this lane's query, the first at the top bit. */
+    __device__ __forceinline__ unsigned within(const marked_points<D> &points) const
+    {
+        const int t = (int)lane_id() % 4;
+        uint32_t  far[4] = {};
+
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             uint2 b[marked_points<D>::BLOCKS];
 
 #pragma unroll
             for (int block = 0; block < marked_points<D>::BLOCKS; block++)
-                b[block] = points.words[block][n * 8 + lane / 4][t];
+                b[block] = points.words[block][n * 8 + lane_id() / 4][t];
 #pragma unroll
             for (int m = 0; m < 4; m += 2) {
-                const float room_of[4] = {rooms[m], rooms[m], rooms[m + 1], rooms[m + 1]};
+                const float room[4] = {rooms[m], rooms[m], rooms[m + 1], rooms[m + 1]};
                 float       left[4];
 
                 if constexpr (D == 4) {
                     const uint32_t words[4] = {first[m], first[m + 1], tail[m], tail[m + 1]};
 
-                    multiply(left, words, b[0], room_of);
+                    multiply(left, words, b[0], room);
                 } else {
                     const uint32_t highs[4] = {first[m], first[m + 1], first[m], first[m + 1]};
-                    const uint32_t lows[4] = {low[t][quad + m], low[t][quad + m + 1], tail[m], tail[m + 1]};
+                    const uint32_t lows[4] = {low[m], low[m + 1], tail[m], tail[m + 1]};
 
-                    multiply(left, highs, b[0], room_of);
+                    multiply(left, highs, b[0], room);
                     multiply(left, lows, b[1], left);
                 }
                 far[m] = __funnelshift_l(__float_as_uint(left[0]), far[m], 1);

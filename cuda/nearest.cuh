@@ -171,12 +171,14 @@ template <int N, int STEP = power_above(N) / 2, typename T> __device__ __forcein
     }
 }
 
-/* The distance² beyond which nothing comes before a place: any while that is an empty one or a NaN. */
-template <typename R> __device__ __forceinline__ R reach_of(place<R> farthest)
+/* The place of the lane whose number is this one's with the bits of `lanes` turned. */
+__device__ __forceinline__ place<float> other_place(place<float> x, int lanes)
 {
-    const R distance2 = farthest.distance2();
-
-    return distance2 != distance2 ? (R)INFINITY : distance2;
+    return {__shfl_xor_sync(ALL_LANES, x.bits, lanes)};
+}
+__device__ __forceinline__ place<double> other_place(place<double> x, int lanes)
+{
+    return {__shfl_xor_sync(ALL_LANES, x.distance, lanes), __shfl_xor_sync(ALL_LANES, x.number, lanes)};
 }
 
 /* Up to K places in registers, nearest first. With k < K the first K − k hold what nothing comes before. New places come in
@@ -193,14 +195,6 @@ template <typename R, int K> struct register_list {
     __device__ __forceinline__ place<R> farthest() const
     {
         return places[K - 1];
-    }
-    __device__ __forceinline__ R reach() const
-    {
-        return reach_of(farthest());
-    }
-    __device__ __forceinline__ bool wants(R gap, int32_t row) const
-    {
-        return place<R>::of(gap, row).before(farthest());
     }
     __device__ __forceinline__ void insert(place<R> (&x)[GROUP]) /* places that are not there are empty ones */
     {
@@ -245,14 +239,6 @@ template <typename R> struct heap_list {
     __device__ __forceinline__ place<R> farthest() const
     {
         return at(0);
-    }
-    __device__ __forceinline__ R reach() const
-    {
-        return reach_of(farthest());
-    }
-    __device__ __forceinline__ bool wants(R gap, int32_t row) const
-    {
-        return place<R>::of(gap, row).before(farthest());
     }
     __device__ void sink(place<R> x, int64_t length) /* puts x in the place of the top */
     {

@@ -5,7 +5,7 @@
 #include <math_constants.h>
 
 /* The largest sets that one block sorts. */
-enum { BLOCK_ROWS = 4096, KEY_DIMS = 8, RANK_BITS = 16 };
+enum { BLOCK_ROWS = 4096, KEY_DIMS = 8, RANK_BITS = 16, TILE_WARPS = 4 };
 
 /* How a curve position is written: `bits` for each of `dims` coordinates, and one more bit for rows that go to the end. */
 struct curve {
@@ -48,21 +48,29 @@ static __device__ float sort_lanes(float x)
     return x;
 }
 
-/* Rank of x among the sorted values of the lanes, in 1/2048ths: 5 bits of rank and 11 of where x lies between two values. */
-static __device__ uint32_t rank_among(float sorted, float x)
+/* The sorted values of one coordinate at 32 rows spread over a set; rows with NaN and masked ones count as +inf. */
+static __device__ float sorted_sample(const muvox_sets &sets, const muvox_matrix &coords, const muvox_matrix &mask,
+                                      int64_t s, int64_t begin, int64_t rows, int column)
 {
-    int low = 0; /* the last lane whose value is not above x, 0 if there is none */
+    const int64_t row = lane_id() * rows / WARP;
+    const float   x = load<float>(coords.data, coords.dtype, row_at(coords, sets, begin, s, row) + column);
 
-    for (int step = WARP / 2; step; step /= 2) {
-        const float middle = __shfl_sync(ALL_LANES, sorted, low + step);
+    return sort_lanes(isnan(x) || !row_valid(mask, sets, begin, s, row) ? CUDART_INF_F : x);
+}
 
-        if (middle <= x) low += step;
-    }
-    const float below = __shfl_sync(ALL_LANES, sorted, low);
-    const float above = __shfl_sync(ALL_LANES, sorted, low < WARP - 1 ? low + 1 : low);
+/* Rank of x among 32 sorted values: 5 bits, and if more are wanted 11 of where x lies between two of them. */
+static __device__ uint32_t rank_among(const float *sorted, float x, int bits)
+{
+    int low = 0; /* the last value that is not above x, the first if there is none */
+
+#pragma unroll
+    for (int step = WARP / 2; step; step /= 2)
+        if (sorted[low + step] <= x) low += step;
+    if (bits <= 5) return (uint32_t)low >> (5 - bits);
+    const float below = sorted[low], above = sorted[low < WARP - 1 ? low + 1 : low];
     const float part = (x - below) / (above - below) * 2048.f;
 
-    return (uint32_t)low << 11 | (part > 0.f ? part < 2047.f ? (uint32_t)part : 2047u : 0u);
+    return ((uint32_t)low << 11 | (part > 0.f ? part < 2047.f ? (uint32_t)part : 2047u : 0u)) >> (RANK_BITS - bits);
 }
 
 /* Position along a Hilbert curve through the cells whose indices are the ranks, after J. Skilling, Programming the Hilbert
@@ -96,13 +104,12 @@ static __device__ uint32_t hilbert_position(const curve &c, uint32_t (&ranks)[KE
     return position;
 }
 
-/* Position on the curve of row i of a set, one row for each lane of a whole warp; lanes with i >= rows get any. */
+/* Position on the curve of row i of a set; samples: the sorted sample of each of the curve's coordinates. */
 static __device__ uint32_t curve_position(const curve &c, const muvox_sets &sets, const muvox_matrix &coords,
-                                          const muvox_matrix &mask, int64_t s, int64_t begin, int64_t rows, int64_t i)
+                                          const muvox_matrix &mask, int64_t s, int64_t begin, int64_t i,
+                                          const float (*samples)[WARP])
 {
-    const int64_t mine = i < rows ? i : rows - 1, sample = lane_id() * rows / WARP;
-    const int64_t at = row_at(coords, sets, begin, s, mine), sample_at = row_at(coords, sets, begin, s, sample);
-    const bool    sampled = row_valid(mask, sets, begin, s, sample);
+    const int64_t at = row_at(coords, sets, begin, s, i);
     uint32_t      ranks[KEY_DIMS];
     bool          nan = false;
 
@@ -110,15 +117,13 @@ static __device__ uint32_t curve_position(const curve &c, const muvox_sets &sets
     for (int column = 0; column < KEY_DIMS; column++) {
         if (column >= c.dims) break;
         const float x = load<float>(coords.data, coords.dtype, at + column);
-        const float other = sampled ? load<float>(coords.data, coords.dtype, sample_at + column) : CUDART_INF_F;
-        const float sorted = sort_lanes(isnan(other) ? CUDART_INF_F : other);
 
         nan |= isnan(x);
-        ranks[column] = rank_among(sorted, x) >> (RANK_BITS - c.bits);
+        ranks[column] = rank_among(samples[column], x, c.bits);
     }
     for (int64_t column = c.dims; column < coords.cols; column++)
         nan |= isnan(load<float>(coords.data, coords.dtype, at + column));
-    if (!row_valid(mask, sets, begin, s, mine)) return c.masked();
+    if (!row_valid(mask, sets, begin, s, i)) return c.masked();
     return nan ? c.nan() : hilbert_position(c, ranks);
 }
 
@@ -127,23 +132,22 @@ template <int THREADS, int ITEMS>
 static __global__ void __launch_bounds__(THREADS)
     sort_in_block(curve c, muvox_sets sets, muvox_matrix coords, muvox_matrix mask, int32_t *order)
 {
-    using sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS, int32_t>;
+    using sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS, int32_t, 5>;
     __shared__ typename sort::TempStorage storage;
+    __shared__ float                      samples[KEY_DIMS][WARP];
     const int64_t                         s = blockIdx.x, M = sets.size, begin = s * M;
     uint32_t                              key[ITEMS];
     int32_t                               row[ITEMS];
 
+    for (int column = (int)threadIdx.x / WARP; column < c.dims; column += THREADS / WARP)
+        samples[column][lane_id()] = sorted_sample(sets, coords, mask, s, begin, M, column);
+    __syncthreads();
 #pragma unroll
     for (int a = 0; a < ITEMS; a++) {
         const int i = a * THREADS + (int)threadIdx.x;
 
         row[a] = i;
-        key[a] = ~0u;
-        if (a * THREADS + (int)(threadIdx.x - lane_id()) < M) {
-            const uint32_t position = curve_position(c, sets, coords, mask, s, begin, M, i);
-
-            if (i < M) key[a] = position;
-        }
+        key[a] = i < M ? curve_position(c, sets, coords, mask, s, begin, i, samples) : ~0u;
     }
     /* Which of equal keys comes first does not matter, but it must be the same every time: the sort is stable. */
     sort(storage).SortBlockedToStriped(key, row, 0, c.length() + 1);
@@ -155,12 +159,14 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Keys that sort all rows by set and, in larger sets, along the curve. */
+/* Keys that sort all rows by set and, in larger sets, along the curve; one warp for each tile. */
 template <typename K>
 static __global__ void write_keys(curve c, muvox_sets sets, muvox_matrix coords, muvox_matrix mask, int64_t tiles,
                                   K *keys, int32_t *rows)
 {
-    const int64_t number = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    __shared__ float samples[TILE_WARPS][KEY_DIMS][WARP];
+    const int        warp = (int)threadIdx.x / WARP;
+    const int64_t    number = (int64_t)blockIdx.x * TILE_WARPS + warp;
 
     if (number >= tiles) return;
     const tile t = tile_of(sets, WARP, number);
@@ -168,7 +174,12 @@ static __global__ void write_keys(curve c, muvox_sets sets, muvox_matrix coords,
     const int64_t i = t.first + lane_id();
     uint32_t      position = (uint32_t)i;
 
-    if (t.rows > UNSORTED_ROWS) position = curve_position(c, sets, coords, mask, t.set, t.begin, t.rows, i);
+    if (t.rows > UNSORTED_ROWS) {
+        for (int column = 0; column < c.dims; column++)
+            samples[warp][column][lane_id()] = sorted_sample(sets, coords, mask, t.set, t.begin, t.rows, column);
+        __syncwarp();
+        if (i < t.rows) position = curve_position(c, sets, coords, mask, t.set, t.begin, i, samples[warp]);
+    }
     if (i >= t.rows) return;
     keys[t.begin + i] = (K)t.set << c.length() | (K)position;
     rows[t.begin + i] = (int32_t)i;
@@ -182,7 +193,7 @@ template <typename R>
 static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_matrix mask, int64_t tiles,
                                  const int32_t *order, ordered_rows<R> out)
 {
-    const int64_t number = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    const int64_t number = (int64_t)blockIdx.x * TILE_WARPS + threadIdx.x / WARP;
 
     if (number >= tiles) return;
     const tile    t = tile_of(sets, WARP, number);
@@ -215,8 +226,8 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
             const R other_low = __shfl_xor_sync(ALL_LANES, low, step),
                     other_high = __shfl_xor_sync(ALL_LANES, high, step);
 
-            low = other_low < low ? other_low : low;
-            high = other_high > high ? other_high : high;
+            low = fmin(low, other_low);
+            high = fmax(high, other_high);
         }
         if (lane_id() == 0) {
             out.boxes[(2 * number) * out.width + c] = low;
@@ -241,8 +252,6 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
     lowest = __reduce_min_sync(ALL_LANES, lowest);
     if (lane_id() == 0) out.lowest[number] = lowest;
 }
-
-enum { TILE_WARPS = 4 };
 
 /* Sorts all rows of all sets at once. */
 template <typename K>
@@ -276,7 +285,7 @@ static muvox_status sort_rows(muvox_context *ctx, const char *op_name, const muv
     int       bits = 28;
 
     if (!sets.splits && sets.size <= BLOCK_ROWS) {
-        const curve    c = curve_of(coords.cols, 16);
+        const curve    c = curve_of(coords.cols, coords.cols <= 4 ? 12 : 16); /* cells enough for the rows of a block */
         const unsigned blocks = (unsigned)sets.count;
 
         if (sets.size <= 512)

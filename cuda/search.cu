@@ -216,9 +216,10 @@ template <typename R>
 static muvox_status search(muvox_context *ctx, const char *op_name, const search_request &request, workspace *hold,
                            const int32_t **order)
 {
-    const int64_t       d = request.coords.cols;
-    const bool          fast = sizeof(R) == sizeof(float) && d <= 8 && request.k <= 64;
-    const bool          shortlists = sizeof(R) == sizeof(float) && shortlist_suits(request.sets, d, request.k);
+    const int64_t d = request.coords.cols;
+    const bool    fast = sizeof(R) == sizeof(float) && d <= 8 && request.k <= 64;
+    const bool    shortlists =
+        sizeof(R) == sizeof(float) && shortlist_suits(request.sets, tile_count(request.query_sets, WARP), d, request.k);
     const int           width = !fast ? (int)d : d <= 4 ? 4 : 8;
     const muvox_matrix  none = {};
     workspace           queries_hold(ctx), redo(ctx);

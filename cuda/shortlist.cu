@@ -57,6 +57,11 @@ template <int L> struct shortlist {
     {
         return __uint_as_float(min(keys[L - 1] | number_mask, radius));
     }
+    /* Whether the list is full of rows at distance 0. */
+    __device__ __forceinline__ bool full_of_ties() const
+    {
+        return keys[L - 1] <= number_mask;
+    }
     __device__ __forceinline__ void insert(uint32_t x)
     {
 #pragma unroll
@@ -154,15 +159,22 @@ __device__ __forceinline__ unsigned needed_balls(const seeker<D> &s, int32_t fir
     __syncwarp();
     on.points[0].put(centre, on.middle, !(radius < 0), radius < 0 ? 0.f : radius);
     __syncwarp();
-    unsigned near = __brev(on.queries.template within<true>(on.points[0], list.limit()));
-    /* Lanes full of rows at distance 0: lower numbers alone come in. */
-    if (__any_sync(ALL_LANES, list.keys[L - 1] <= list.number_mask)) {
-        const uint32_t lowest = there ? (uint32_t)on.lowest_in_ball[mine] : NO_KEY;
-
-        for (int b = 0; b < WARP; b++)
-            if (__shfl_sync(ALL_LANES, lowest, b) >= list.keys[L - 1]) near &= ~(1u << b);
-    }
+    const unsigned near = __brev(marking<true, D>(on.queries, list.limit()).within(on.points[0]));
     return __reduce_or_sync(ALL_LANES, s.looks ? near : 0);
+}
+
+/* Of the balls from `first` on, those that may have a row for some lane when lists are full of rows in the very place of a
+ * query: lower numbers alone come in. */
+template <int D, int L>
+__device__ __forceinline__ unsigned wanted_by_number(int32_t first, const desk<D, L> &on, const shortlist<L> &list)
+{
+    const int32_t  mine = first + (int32_t)lane_id();
+    const uint32_t lowest = mine < (on.count + BALL_ROWS - 1) / BALL_ROWS ? (uint32_t)on.lowest_in_ball[mine] : NO_KEY;
+    unsigned       wanted = 0;
+
+    for (int b = 0; b < WARP; b++)
+        if (__shfl_sync(ALL_LANES, lowest, b) < list.keys[L - 1]) wanted |= 1u << b;
+    return __reduce_or_sync(ALL_LANES, wanted);
 }
 
 /* Puts the rows of `waiting` balls on the desk and marks those that may be near enough. Returns in which words this lane has some. */
@@ -189,11 +201,10 @@ __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, d
         if (lane == 0) on.present[w] = present;
     }
     __syncwarp();
-    const float limit = list.limit();
+    const marking<false, D> marking(on.queries, list.limit());
 #pragma unroll 1
     for (int w = 0; w * BALLS < waiting; w++) {
-        const unsigned marks = on.queries.template within<false>(on.points[w], limit);
-        const unsigned near = s.looks ? marks & on.present[w] : 0;
+        const unsigned within = marking.within(on.points[w]) & on.present[w], near = s.looks ? within : 0;
 
         on.marks[w * WARP + lane] = near;
         words |= near ? 1u << w : 0;
@@ -217,8 +228,12 @@ struct remains {
     template <int D, int L>
     __device__ __forceinline__ int next_balls(const seeker<D> &s, desk<D, L> &on, const shortlist<L> &list)
     {
-        while (!balls) {
+        for (;;) {
+            if (balls && on.centres && __any_sync(ALL_LANES, s.looks && list.full_of_ties()))
+                balls &= wanted_by_number(group() * WARP, on, list);
+            if (balls) break;
             if (++step >= 2 * groups) return 0;
+            if (step == 0 && __all_sync(ALL_LANES, list.full_of_ties())) middle = 0; /* where the lowest numbers are */
             if (group() < 0 || group() >= groups) continue;
             const int32_t mine = group() * WARP + (int32_t)lane_id(), tile = mine / BALLS;
 
@@ -330,50 +345,49 @@ __device__ __forceinline__ void settle(const seeker<D> &s, const muvox_matrix &c
     __syncwarp();
 }
 
-/* Writes k values for every row of the tile, whose own begin at `to`: lanes write what lies together. */
-template <typename F> __device__ __forceinline__ void write_ranks(void *out, int64_t to, int k, int rows, F value)
+/* Writes what lies on the desk: lanes write what lies together. */
+template <int D, int L>
+__device__ __forceinline__ void write_nearest(const search_arguments<float> &a, const tile &t, int32_t row, bool there,
+                                              uint32_t radius, const desk<D, L> &on)
 {
-    int i = (int)lane_id() / k, r = (int)lane_id() - i * k;
+    const int     k = (int)a.k, places = t.rows - t.first < WARP ? (int)(t.rows - t.first) * k : WARP * k;
+    const int     i_step = WARP / k, r_step = WARP % k;
+    const int64_t neighbours_at = row_at(a.neighbours, a.query_sets, t.begin, t.set, row);
+    const int64_t distances_at = row_at(a.distance2, a.query_sets, t.begin, t.set, row);
+    uint32_t     *neighbours = static_cast<uint32_t *>(a.neighbours.data), *distances = (uint32_t *)a.distance2.data;
+    int           i = (int)lane_id() / k, r = (int)lane_id() - i * k;
 
 #pragma unroll 1
-    for (int n = 0; n < rows * k; n += WARP) {
-        const int64_t at = __shfl_sync(ALL_LANES, to, i) + r;
+    for (int n = (int)lane_id(); n - (int)lane_id() < places; n += WARP) {
+        const int      at = (n < places ? i : 0) * desk<D, L>::STRIDE + r;
+        const uint32_t number = on.keys[at], distance = on.distances[at];
+        const bool     near = distance <= radius && number != NO_KEY;
 
-        if (i < rows) static_cast<uint32_t *>(out)[at] = value(i, r);
-        r += WARP % k;
-        i += WARP / k;
+        if (neighbours) {
+            const int64_t to = __shfl_sync(ALL_LANES, neighbours_at, i) + r;
+
+            if (n < places) neighbours[to] = near ? number : NO_KEY;
+        }
+        if (distances) {
+            const int64_t to = __shfl_sync(ALL_LANES, distances_at, i) + r;
+
+            if (n < places) distances[to] = near ? distance : INFINITY_BITS;
+        }
+        r += r_step;
+        i += i_step;
         if (r >= k) {
             r -= k;
             i++;
         }
     }
-}
-
-/* Writes what lies on the desk. */
-template <int D, int L>
-__device__ __forceinline__ void write_nearest(const search_arguments<float> &a, const tile &t, int32_t row, bool there,
-                                              uint32_t radius, const desk<D, L> &on)
-{
-    const int  k = (int)a.k, rows = t.rows - t.first < WARP ? (int)(t.rows - t.first) : WARP;
-    const auto number = [&](int i, int r) {
-        const int at = i * desk<D, L>::STRIDE + r;
-
-        return on.distances[at] <= radius ? on.keys[at] : NO_KEY;
-    };
-    const auto distance = [&](int i, int r) {
-        const int at = i * desk<D, L>::STRIDE + r;
-
-        return on.keys[at] != NO_KEY && on.distances[at] <= radius ? on.distances[at] : INFINITY_BITS;
-    };
-
-    if (a.neighbours.data)
-        write_ranks(a.neighbours.data, row_at(a.neighbours, a.query_sets, t.begin, t.set, row), k, rows, number);
-    if (a.distance2.data)
-        write_ranks(a.distance2.data, row_at(a.distance2, a.query_sets, t.begin, t.set, row), k, rows, distance);
     if (a.counts.data && there) {
         int32_t count = 0;
 
-        for (int r = 0; r < k; r++) count += number((int)lane_id(), r) != NO_KEY;
+        for (int rank = 0; rank < k; rank++) {
+            const int at = (int)lane_id() * desk<D, L>::STRIDE + rank;
+
+            count += on.distances[at] <= radius && on.keys[at] != NO_KEY;
+        }
         static_cast<int32_t *>(a.counts.data)[row_at(a.counts, a.query_sets, t.begin, t.set, row)] = count;
     }
 }

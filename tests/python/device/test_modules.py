@@ -103,4 +103,4 @@ def test_voxelnet(head, norm, form):
 def test_voxelnet_in_float(norm, form):
     """As it is trained, but for k: all rows are neighbours, or another rounding would choose others."""
     net = nn.VoxelNet(centres(3), norm=norm, k_mu=90, k_vox=27)
-    assert_as_on_the_cpu(net, *muons(27, form, torch.float), tolerance=1e-4)
+    assert_as_on_the_cpu(net, *muons(27, form, torch.float), tolerance=5e-4)
