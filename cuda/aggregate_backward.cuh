@@ -198,13 +198,17 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
                     const RANK *const winner = row_of(winner_of_lane, at.i, bytes.winners);
                     const T *const    grad = row_of(max_of_lane, at.i, bytes.grads);
                     int               won[NF];
+                    R                 largest[NF] = {};
 
+                    /* All of them, though few are wanted: waiting for the winners first takes longer. */
 #pragma unroll
-                    for (int u = 0; u < NF; u++)
+                    for (int u = 0; u < NF; u++) {
                         won[u] = has_feature<G, NF>(u, first, F) ? (int)__ldg(winner + u * G) : -1;
+                        if (has_feature<G, NF>(u, first, F)) largest[u] = widen(__ldg(grad + u * G));
+                    }
 #pragma unroll
                     for (int u = 0; u < NF; u++)
-                        if (won[u] == at.r) dm[u] = widen(__ldg(grad + u * G));
+                        if (won[u] == at.r) dm[u] = largest[u];
                 }
 #pragma unroll
                 for (int u = 0; u < NF; u++) dm[u] = fused(at.share, even[u], dm[u]);

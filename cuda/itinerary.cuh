@@ -19,7 +19,7 @@ template <typename R> struct search_arguments {
     bool            cross, exclude_self, sorted;
     muvox_output    neighbours, distance2, counts;
     place<R>       *heaps; /* (warps, k, 32), for lists that do not fit registers */
-    const uint8_t  *redo;  /* (items) 0 for tiles of queries that have their neighbours; NULL: none has */
+    const uint32_t *redo;  /* (items) the lanes of each tile of queries that look for neighbours; NULL: all do */
 };
 
 /* The query of a lane, and the set that its warp searches. */
@@ -73,8 +73,9 @@ template <typename R> __device__ __forceinline__ R box_gap(const R *low, const R
     return sum;
 }
 
-/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles outwards from there. In a group each
- * lane asks for the whole warp about one tile, then all lanes, each for itself, about those that remain. */
+/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles: the own one, after it all others from the
+ * first on, because rows in one place are in the order of their numbers, and of those the lower ones count. In a group each lane
+ * asks for the whole warp about one tile, then all lanes, each for itself, about those that remain. */
 template <typename R, int D> struct itinerary {
     enum { OWN = -3, BESIDE = -2, FAR = -1 }; /* steps before the groups, which count from 0 */
     const int32_t *lowest;
@@ -82,7 +83,7 @@ template <typename R, int D> struct itinerary {
     int32_t        own;    /* −1: the queries are other rows */
     int32_t        tiles;
     bool           sorted;
-    int32_t        step, middle; /* middle: the group that all begins at */
+    int32_t        step, middle; /* middle: the own group */
     unsigned       left;         /* tiles of the present group that have not been asked about */
 
     __device__ __forceinline__ itinerary(const search_arguments<R> &a, const query<R, D> &q, const tile &t,
@@ -99,10 +100,10 @@ template <typename R, int D> struct itinerary {
 
     __device__ __forceinline__ int32_t group() const
     {
-        return step & 1 ? middle - (step + 1) / 2 : middle + step / 2;
+        return step == 0 ? middle : step <= middle ? step - 1 : step;
     }
 
-    template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list)
+    template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list) const
     {
         place<R> last = list.farthest();
 
@@ -111,10 +112,8 @@ template <typename R, int D> struct itinerary {
 
             last = last.before(other) ? other : last;
         }
-        /* Where all lists are full of rows in the very place, only lower numbers count: those come first in the order. */
-        if (step == 0 && last.distance2() == 0) middle = 0;
         const int32_t mine = group() * WARP + lane_id();
-        bool          candidate = group() >= 0 && mine < tiles && !near_own(mine);
+        bool          candidate = mine < tiles && !near_own(mine);
 
         if constexpr (D > 0)
             if (sorted && candidate) {
@@ -151,7 +150,7 @@ template <typename R, int D> struct itinerary {
         if (!waiting)
             while (waiting < BATCH) {
                 if (!left) {
-                    if (++step >= 2 * groups) break;
+                    if (++step >= groups) break;
                     left = candidates(q, list);
                     continue;
                 }

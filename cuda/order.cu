@@ -132,25 +132,31 @@ template <int THREADS, int ITEMS>
 static __global__ void __launch_bounds__(THREADS)
     sort_in_block(curve c, muvox_sets sets, muvox_matrix coords, muvox_matrix mask, int32_t *order)
 {
-    using sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS, int32_t, 5>;
-    __shared__ typename sort::TempStorage storage;
-    __shared__ float                      samples[KEY_DIMS][WARP];
-    const int64_t                         s = blockIdx.x, M = sets.size, begin = s * M;
-    uint32_t                              key[ITEMS];
-    int32_t                               row[ITEMS];
+    using sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS, int32_t>;
+    __shared__ union {
+        typename sort::TempStorage sort;
+        uint32_t                   keys[THREADS * ITEMS];
+    } shared;
+    __shared__ float samples[KEY_DIMS][WARP];
+    const int64_t    s = blockIdx.x, M = sets.size, begin = s * M;
+    uint32_t         key[ITEMS];
+    int32_t          row[ITEMS];
 
     for (int column = (int)threadIdx.x / WARP; column < c.dims; column += THREADS / WARP)
         samples[column][lane_id()] = sorted_sample(sets, coords, mask, s, begin, M, column);
     __syncthreads();
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < THREADS * ITEMS; i += THREADS)
+        shared.keys[i] = i < M ? curve_position(c, sets, coords, mask, s, begin, i, samples) : ~0u;
+    __syncthreads();
 #pragma unroll
     for (int a = 0; a < ITEMS; a++) {
-        const int i = a * THREADS + (int)threadIdx.x;
-
-        row[a] = i;
-        key[a] = i < M ? curve_position(c, sets, coords, mask, s, begin, i, samples) : ~0u;
+        row[a] = (int)threadIdx.x * ITEMS + a;
+        key[a] = shared.keys[row[a]];
     }
-    /* Which of equal keys comes first does not matter, but it must be the same every time: the sort is stable. */
-    sort(storage).SortBlockedToStriped(key, row, 0, c.length() + 1);
+    __syncthreads();
+    /* The sort is stable: equal keys stay in the order of their rows, so that of tied rows the lower come first. */
+    sort(shared.sort).SortBlockedToStriped(key, row, 0, c.length() + 1);
 #pragma unroll
     for (int a = 0; a < ITEMS; a++) {
         const int p = a * THREADS + (int)threadIdx.x;
@@ -186,7 +192,7 @@ static __global__ void write_keys(curve c, muvox_sets sets, muvox_matrix coords,
 }
 
 /* What rounding may take from the radius of a ball, squares that underflow included. */
-static constexpr float BALL_SLACK = 1e-5f, BALL_SLACK_UNDERFLOW = 2e-22f;
+static constexpr float SLACK = 1e-5f, SLACK_UNDERFLOW = 2e-22f;
 
 /* Packs the rows in their order, one warp for each tile. */
 template <typename R>
@@ -209,7 +215,7 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
     if (there) out.rows[p] = valid ? (int32_t)i : ~(int32_t)i;
     const int64_t ball = number * BALLS + lane_id() / BALL_ROWS;
     R             far2 = 0; /* from the centre of the ball; NaN if that is infinite */
-    bool          nan = false;
+    bool          nan = false, one_place = true;
     for (int c = 0; c < out.width; c++) {
         const R x = valid ? (c < coords.cols ? load<R>(coords.data, coords.dtype, at + c) : (R)0) : infinity;
         R       low = valid && !isnan(x) ? x : infinity, high = valid && !isnan(x) ? x : -infinity;
@@ -218,7 +224,9 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
         nan |= isnan(x);
         for (int step = 1; step < WARP; step *= 2) {
             if (step == BALL_ROWS && out.centres) {
-                const R centre = low <= high ? (R)0.5 * low + (R)0.5 * high : (R)0;
+                const R centre = low == high ? low : low < high ? (R)0.5 * low + (R)0.5 * high : (R)0;
+
+                one_place &= low == high;
 
                 far2 = fused(x - centre, x - centre, far2);
                 if (lane_id() % BALL_ROWS == 0) out.centres[ball * out.width + c] = centre;
@@ -235,7 +243,7 @@ static __global__ void pack_rows(muvox_sets sets, muvox_matrix coords, muvox_mat
         }
     }
     if (out.centres) {
-        R       radius = valid && !nan ? sqrt(far2) * (1 + BALL_SLACK) + BALL_SLACK_UNDERFLOW : (R)-1;
+        R       radius = !valid || nan ? (R)-1 : one_place ? (R)0 : sqrt(far2) * (1 + SLACK) + SLACK_UNDERFLOW;
         int32_t lowest_in_ball = lowest;
 
         for (int step = 1; step < BALL_ROWS; step *= 2) {

@@ -18,7 +18,7 @@ template <typename R> struct ordered_rows {
     int      width;
     /* Balls around every 8 rows, those without NaN that take part, four for each tile; only if asked for. */
     R       *centres;        /* (tiles, 4, width) */
-    R       *radii;          /* (tiles, 4) rounded up, −1 if there is no row */
+    R       *radii;          /* (tiles, 4) rounded up; 0: all in one place, −1: there is no row */
     int32_t *lowest_in_ball; /* (tiles, 4) */
 };
 

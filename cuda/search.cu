@@ -114,7 +114,7 @@ __device__ __forceinline__ void search_tile(const search_arguments<R> &a, int64_
     const int64_t i = t.first + lane_id(), at = t.begin + (i < t.rows ? i : t.rows - 1);
     const int64_t begin = set_begin(a.sets, t.set), first = first_tile(a.sets, WARP, t.set);
     const int32_t number = a.queries.rows[at];
-    const bool    looks = i < t.rows && number >= 0;
+    const bool    asked = !a.redo || a.redo[item] >> lane_id() & 1, looks = i < t.rows && number >= 0 && asked;
     query<R, D>   q;
     R             around[2 * (D > 0 ? D : 1)];
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ void search_tile(const search_arguments<R> &a, int64_
     itinerary<R, D> tiles(a, q, t, around);
 
     while (const int waiting = tiles.next(q, list, staged.batch)) look(q, a.rows.rows + begin, staged, waiting, list);
-    if (i >= t.rows) return;
+    if (i >= t.rows || !asked) return;
     if (!looks) list.clear(a.k, place<R>::empty());
     write_list(a, t, number >= 0 ? number : ~number, list);
 }
@@ -248,9 +248,9 @@ static muvox_status search(muvox_context *ctx, const char *op_name, const search
     FORWARD(check_grid(ctx, op_name, (a.items + SEARCH_WARPS - 1) / SEARCH_WARPS));
     if constexpr (sizeof(R) == sizeof(float)) {
         if (shortlists) {
-            FORWARD(redo.take(op_name, a.items));
-            FORWARD(search_by_shortlist(ctx, op_name, a, request.coords, redo.as<uint8_t>()));
-            a.redo = redo.as<uint8_t>();
+            FORWARD(redo.take(op_name, a.items * 4));
+            FORWARD(search_by_shortlist(ctx, op_name, a, request.coords, redo.as<uint32_t>()));
+            a.redo = redo.as<uint32_t>();
         }
         if (fast && width == 4) return launch_list<4>(ctx, op_name, a);
         if (fast) return launch_list<8>(ctx, op_name, a);

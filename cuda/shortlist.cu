@@ -7,7 +7,7 @@
  * for each the L nearest rows by key, some more than k. Keys never put a row before one that is nearer, except among
  * distances that differ only in the bits left out; so the k nearest rows are in the list, unless the k-th and the last are
  * alike in the bits that are there. Whole distances of what is in the list give the result, and say whether that was so; then the
- * tile, one of hundreds if distances are not tied, is left to the other search.
+ * query, one of thousands if distances are not tied, is left to the other search.
  *
  * All rows of the own tile and of those beside it are taken. Of the others each lane finds the balls of 8 rows that
  * reach into its own limit; rows of balls that some lane needs are gathered, each lane marks those within its limit (see
@@ -56,11 +56,6 @@ template <int L> struct shortlist {
     __device__ __forceinline__ float limit() const
     {
         return __uint_as_float(min(keys[L - 1] | number_mask, radius));
-    }
-    /* Whether the list is full of rows at distance 0. */
-    __device__ __forceinline__ bool full_of_ties() const
-    {
-        return keys[L - 1] <= number_mask;
     }
     __device__ __forceinline__ void insert(uint32_t x)
     {
@@ -163,18 +158,24 @@ __device__ __forceinline__ unsigned needed_balls(const seeker<D> &s, int32_t fir
     return __reduce_or_sync(ALL_LANES, s.looks ? near : 0);
 }
 
-/* Of the balls from `first` on, those that may have a row for some lane when lists are full of rows in the very place of a
- * query: lower numbers alone come in. */
+/* Of these balls from `first` on, those whose rows lie in one place have one distance, and come in by their lowest number or not
+ * at all: without those that do not. */
 template <int D, int L>
-__device__ __forceinline__ unsigned wanted_by_number(int32_t first, const desk<D, L> &on, const shortlist<L> &list)
+__device__ __forceinline__ unsigned without_ties(const seeker<D> &s, int32_t first, unsigned balls,
+                                                 const desk<D, L> &on, const shortlist<L> &list)
 {
-    const int32_t  mine = first + (int32_t)lane_id();
-    const uint32_t lowest = mine < (on.count + BALL_ROWS - 1) / BALL_ROWS ? (uint32_t)on.lowest_in_ball[mine] : NO_KEY;
-    unsigned       wanted = 0;
+    const int32_t mine = first + (int32_t)lane_id();
+    const bool    one_place = (balls >> lane_id() & 1) && on.radii[mine] == 0;
 
-    for (int b = 0; b < WARP; b++)
-        if (__shfl_sync(ALL_LANES, lowest, b) < list.keys[L - 1]) wanted |= 1u << b;
-    return __reduce_or_sync(ALL_LANES, wanted);
+    for (unsigned left = __ballot_sync(ALL_LANES, one_place); left; left &= left - 1) {
+        const int b = __ffs((int)left) - 1;
+        float     centre[D];
+
+        load_point(on.centres + (first + b) * D, centre);
+        const uint32_t best = list.key(s.q.distance2(centre), (uint32_t)on.lowest_in_ball[first + b]);
+        if (!__any_sync(ALL_LANES, s.looks && best < list.keys[L - 1])) balls &= ~(1u << b);
+    }
+    return balls;
 }
 
 /* Puts the rows of `waiting` balls on the desk and marks those that may be near enough. Returns in which words this lane has some. */
@@ -212,7 +213,7 @@ __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, d
     return words;
 }
 
-/* What remains of a search: the groups of 32 balls, outwards from the own one, the balls of the present group that are needed,
+/* What remains of a search: the groups of 32 balls, the own one and then from the first on, the balls of the present group that are needed,
  * and the marks of what lies on the desk. */
 struct remains {
     int32_t  first_tile, last_tile, groups, middle, step;
@@ -221,7 +222,7 @@ struct remains {
 
     __device__ __forceinline__ int32_t group() const
     {
-        return step & 1 ? middle - (step + 1) / 2 : middle + step / 2;
+        return step == 0 ? middle : step <= middle ? step - 1 : step;
     }
 
     /* Puts the next balls on the desk's list; returns how many, 0 after the last. */
@@ -229,12 +230,9 @@ struct remains {
     __device__ __forceinline__ int next_balls(const seeker<D> &s, desk<D, L> &on, const shortlist<L> &list)
     {
         for (;;) {
-            if (balls && on.centres && __any_sync(ALL_LANES, s.looks && list.full_of_ties()))
-                balls &= wanted_by_number(group() * WARP, on, list);
+            if (balls && on.centres) balls = without_ties(s, group() * WARP, balls, on, list);
             if (balls) break;
-            if (++step >= 2 * groups) return 0;
-            if (step == 0 && __all_sync(ALL_LANES, list.full_of_ties())) middle = 0; /* where the lowest numbers are */
-            if (group() < 0 || group() >= groups) continue;
+            if (++step >= groups) return 0;
             const int32_t mine = group() * WARP + (int32_t)lane_id(), tile = mine / BALLS;
 
             balls = needed_balls(s, group() * WARP, on, list) &
@@ -434,7 +432,7 @@ static constexpr int resident_blocks(int D, int L)
 
 template <int D, int L>
 static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, L))
-    search_shortlists(const search_arguments<float> a, const muvox_matrix coords, uint8_t *redo)
+    search_shortlists(const search_arguments<float> a, const muvox_matrix coords, uint32_t *redo)
 {
     __shared__ __align__(16) desk<D, L> desks[SEARCH_WARPS];
     desk<D, L>                         &on = desks[threadIdx.x / WARP];
@@ -456,7 +454,7 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
     remains       rest = {};
 
     if (bits > SHORTLIST_BITS) {
-        if (lane_id() == 0) redo[item] = 1;
+        if (lane_id() == 0) redo[item] = ~0u;
         return;
     }
     on.set_rows = a.rows.points + begin * D;
@@ -508,13 +506,13 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
     const uint32_t mask = list.number_mask, last = list.keys[L - 1];
     const uint32_t kth = on.distances[lane_id() * desk<D, L>::STRIDE + (int)a.k - 1];
     const bool known = !s.looks || last == NO_KEY || (kth & ~mask) < (last & ~mask) || !(kth & mask) || kth == NAN_BITS;
-    const bool all = __all_sync(ALL_LANES, known);
-    if (lane_id() == 0) redo[item] = !all;
+    const unsigned unknown = __ballot_sync(ALL_LANES, !known);
+    if (lane_id() == 0) redo[item] = unknown;
 }
 
 template <int D, int L>
 static muvox_status launch(muvox_context *ctx, const char *op_name, const search_arguments<float> &a,
-                           const muvox_matrix &coords, uint8_t *redo)
+                           const muvox_matrix &coords, uint32_t *redo)
 {
     search_shortlists<D, L>
         <<<blocks_for(a.items, SEARCH_WARPS), SEARCH_WARPS * WARP, 0, stream_of(ctx)>>>(a, coords, redo);
@@ -524,7 +522,7 @@ static muvox_status launch(muvox_context *ctx, const char *op_name, const search
 
 template <int D>
 static muvox_status launch_list(muvox_context *ctx, const char *op, const search_arguments<float> &a,
-                                const muvox_matrix &coords, uint8_t *redo)
+                                const muvox_matrix &coords, uint32_t *redo)
 {
     if (a.k <= 8) return launch<D, 10>(ctx, op, a, coords, redo);
     if (a.k <= 16) return launch<D, 19>(ctx, op, a, coords, redo);
@@ -533,7 +531,7 @@ static muvox_status launch_list(muvox_context *ctx, const char *op, const search
 }
 
 muvox_status search_by_shortlist(muvox_context *ctx, const char *op, const search_arguments<float> &a,
-                                 const muvox_matrix &coords, uint8_t *redo)
+                                 const muvox_matrix &coords, uint32_t *redo)
 {
     if (a.rows.width == 4) return launch_list<4>(ctx, op, a, coords, redo);
     return launch_list<8>(ctx, op, a, coords, redo);

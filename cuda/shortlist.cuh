@@ -14,8 +14,8 @@ inline bool shortlist_suits(const muvox_sets &sets, int64_t query_tiles, int64_t
     return sets.splits || sets.size <= (query_tiles < FEW_TILES ? FEW_TILES_ROWS : 1 << SHORTLIST_BITS);
 }
 
-/* coords: what a.rows was ordered from. redo (items): 1 where a tile of queries still has to be searched, 0 elsewhere. */
+/* coords: what a.rows was ordered from. redo (items): the lanes of each tile of queries that still have to be searched for. */
 muvox_status search_by_shortlist(muvox_context *ctx, const char *op, const search_arguments<float> &a,
-                                 const muvox_matrix &coords, uint8_t *redo);
+                                 const muvox_matrix &coords, uint32_t *redo);
 
 #endif
