@@ -24,6 +24,27 @@ template <typename R> struct ordered_rows {
 
 enum { BALL_ROWS = 8, BALLS = WARP / BALL_ROWS };
 
+/* Points of 4 or 8 columns, 16 bytes at a time. */
+template <int D> __device__ __forceinline__ void load_point(const float *from, float (&x)[D])
+{
+#pragma unroll
+    for (int c = 0; c < D; c += 4) {
+        const float4 part = *reinterpret_cast<const float4 *>(from + c);
+
+        x[c] = part.x;
+        x[c + 1] = part.y;
+        x[c + 2] = part.z;
+        x[c + 3] = part.w;
+    }
+}
+
+template <int D> __device__ __forceinline__ void store_point(float *to, const float (&x)[D])
+{
+#pragma unroll
+    for (int c = 0; c < D; c += 4)
+        *reinterpret_cast<float4 *>(to + c) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
+}
+
 /* Sets up to this size are not sorted: a search looks at all their rows. */
 enum { UNSORTED_ROWS = 256 };
 

@@ -1,20 +1,18 @@
 #include "shortlist.cuh"
 
+#include "keys.cuh"
 #include "marks.cuh"
 
-/* How this search goes. A key is a distance² whose last bits make room for the number of the row: 32 bits, which a minimum and a
- * maximum exchange, where whole places take six instructions. A warp takes a tile of 32 queries, one for each lane, and keeps
- * for each the L nearest rows by key, some more than k. Keys never put a row before one that is nearer, except among
- * distances that differ only in the bits left out; so the k nearest rows are in the list, unless the k-th and the last are
- * alike in the bits that are there. Whole distances of what is in the list give the result, and say whether that was so; then the
- * query, one of thousands if distances are not tied, is left to the other search.
+/* How this search goes. A warp takes a tile of 32 queries, one for each lane, and keeps for each the L nearest rows by key (see
+ * keys.cuh), some more than k. Keys never put a row before one that is nearer, except among distances that differ only in
+ * the bits left out; so the k nearest rows are in the list, unless the k-th and the last are alike in the bits that are
+ * there. Whole distances of what is in the list give the result, and say whether that was so; then the query, one of thousands
+ * if distances are not tied, is left to the other search.
  *
  * All rows of the own tile and of those beside it are taken. Of the others each lane finds the balls of 8 rows that
  * reach into its own limit; rows of balls that some lane needs are gathered, each lane marks those within its limit (see
  * marks.cuh) and takes what it marked. */
-enum { GROUP = 16, WORDS = 2, BALLS_AT_ONCE = WORDS * BALLS };
-
-static constexpr uint32_t NO_KEY = ~0u, NAN_BITS = 0x7fffffffu, INFINITY_BITS = 0x7f800000u;
+enum { WORDS = 2, BALLS_AT_ONCE = WORDS * BALLS };
 
 /* What a warp keeps in shared memory: what it looks at, 32 rows or balls for a word of marks, and in the end its results. */
 template <int D, int L> struct __align__(16) desk
@@ -43,55 +41,6 @@ template <int D, int L> struct __align__(16) desk
     const int32_t *set_numbers, *lowest_in_ball;
     int32_t        count;
 };
-
-/* The L nearest rows by key, ascending; keys have `bits` bits of number. */
-template <int L> struct shortlist {
-    uint32_t keys[L], number_mask, radius; /* radius: bits of the largest distance² that is not too far */
-
-    __device__ __forceinline__ uint32_t key(float distance2, uint32_t number) const
-    {
-        return (__float_as_uint(distance2) & ~number_mask) | number; /* what arithmetic gives for NaN is NAN_BITS */
-    }
-    /* The largest distance² of which something might still come in; NaN: any. */
-    __device__ __forceinline__ float limit() const
-    {
-        return __uint_as_float(min(keys[L - 1] | number_mask, radius));
-    }
-    __device__ __forceinline__ void insert(uint32_t x)
-    {
-#pragma unroll
-        for (int r = L - 1; r > 0; r--) keys[r] = min(keys[r], max(keys[r - 1], x));
-        keys[0] = min(keys[0], x);
-    }
-    __device__ __forceinline__ void merge(uint32_t (&x)[GROUP])
-    {
-        sort_places(x);
-        /* Rising, then falling: see register_list. */
-#pragma unroll
-        for (int g = 0; g < (GROUP < L ? GROUP : L); g++) keys[L - 1 - g] = min(keys[L - 1 - g], x[g]);
-        sort_bitonic(keys);
-    }
-};
-
-template <int D> __device__ __forceinline__ void load_point(const float *from, float (&x)[D])
-{
-#pragma unroll
-    for (int c = 0; c < D; c += 4) {
-        const float4 part = *reinterpret_cast<const float4 *>(from + c);
-
-        x[c] = part.x;
-        x[c + 1] = part.y;
-        x[c + 2] = part.z;
-        x[c + 3] = part.w;
-    }
-}
-
-template <int D> __device__ __forceinline__ void store_point(float *to, const float (&x)[D])
-{
-#pragma unroll
-    for (int c = 0; c < D; c += 4)
-        *reinterpret_cast<float4 *>(to + c) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
-}
 
 /* The query of a lane. */
 template <int D> struct seeker {
