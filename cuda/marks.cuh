@@ -41,6 +41,20 @@ __device__ __forceinline__ uint32_t split_pair(float x)
     return bfloat_pair(x, x - first_of_pair(bfloat_pair(x, 0.f)));
 }
 
+/* A middle for one coordinate of the lanes' queries: about their median, NaN passed over, the median of three medians of three. A
+ * few queries far out do not move it; or else all others would be far from it, and SLACK larger than their limits. */
+__device__ __forceinline__ float middle_of_lanes(float x)
+{
+    const int lane = (int)lane_id();
+
+    for (int apart = 11; apart > 3; apart -= 7) {
+        const float a = __shfl_sync(ALL_LANES, x, lane + apart), b = __shfl_sync(ALL_LANES, x, lane + 2 * apart);
+
+        x = fmaxf(fminf(x, a), fminf(fmaxf(x, a), b));
+    }
+    return __shfl_sync(ALL_LANES, x, 0);
+}
+
 /* The 32 points. Products go over 16 numbers at a time, eight words of two; the factors are
  *
  *     D = 4   queries   high high  high high  low low    1,1   √limit      as words 0 to 7

@@ -420,11 +420,10 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
     list.radius = (uint32_t)(a.empty.bits >> 32);
 #pragma unroll
     for (int r = 0; r < L; r++) list.keys[r] = s.looks ? NO_KEY : 0;
-    float around[2 * D], from_middle[D];
-    bound_queries(s.q, s.looks, around);
+    float from_middle[D];
 #pragma unroll
     for (int c = 0; c < D; c++) {
-        on.middle[c] = 0.5f * around[c] + 0.5f * around[D + c];
+        on.middle[c] = middle_of_lanes(number >= 0 ? s.q.x[c] : (float)NAN);
         from_middle[c] = s.q.x[c] - on.middle[c];
     }
     on.queries.put(from_middle);
