@@ -69,29 +69,42 @@ bool enter(const muvox_simulate *op, muon *m)
     return true;
 }
 
-/* The voxel at a point, and how far the muon is from its border; −1 outside. */
-static int64_t voxel_at(const muvox_simulate *op, const muon *m, double *way)
+/* fmin and fmax without their care for NaN, which the checks keep out: calls of the library cost as much as the rest. */
+static inline double smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static inline double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* The voxel at a point, and the way to its border, `longest` at most; −1 outside. */
+static int64_t voxel_at(const muvox_simulate *op, const muon *m, double longest, double *way)
 {
     int64_t voxel = 0;
 
-    *way = op->step;
+    *way = longest;
     for (int a = 0; a < 3; a++) {
         const double along = m->along[a], size = op->voxel_size[a];
-        const double place = floor((m->at[a] + NUDGE * along - op->origin[a]) / size);
-        const double border = op->origin[a] + (place + (along > 0)) * size;
+        const double from = m->at[a] + NUDGE * along - op->origin[a];
+        int64_t      place;
 
-        if (!(place >= 0 && place < (double)op->shape[a])) return -1;
-        voxel = voxel * op->shape[a] + (int64_t)place;
-        if (along != 0) *way = fmin(*way, (border - m->at[a]) / along);
+        if (!(from >= 0 && from < (double)op->shape[a] * size)) return -1;
+        place = (int64_t)(from / size);
+        if (place >= op->shape[a]) return -1; /* rounding */
+        voxel = voxel * op->shape[a] + place;
+        if (along != 0) *way = smaller(*way, (op->origin[a] + (double)(place + (along > 0)) * size - m->at[a]) / along);
     }
-    *way = fmax(*way, SHORTEST);
+    *way = larger(*way, SHORTEST);
     return voxel;
 }
 
 /* 1 + 0.038 ln n, but never below 0 (n < 4e-12). */
 static double log_term(double n)
 {
-    return n > 0 ? fmax(0, 1 + 0.038 * log(n)) : 0;
+    return n > 0 ? larger(0, 1 + 0.038 * log(n)) : 0;
 }
 
 /* Thickness in radiation lengths along the straight line that the muon is on. */
@@ -100,7 +113,7 @@ static double thickness(const muvox_simulate *op, const float *x0, muon m)
     double  way, n = 0;
     int64_t voxel;
 
-    while ((voxel = voxel_at(op, &m, &way)) >= 0) {
+    while ((voxel = voxel_at(op, &m, INFINITY, &way)) >= 0) {
         n += way / (double)x0[voxel];
         for (int a = 0; a < 3; a++) m.at[a] += way * m.along[a];
     }
@@ -123,7 +136,7 @@ static void scatter(random_stream *random, muon *m, double way, double theta0)
     }
     /* A deflection beyond π/2 has no meaning in a formula for small angles: 1.5 at most. */
     for (int plane = 0; plane < 2; plane++) {
-        const double t = tan(fmin(1.5, fmax(-1.5, theta0 * z[2 * plane + 1])));
+        const double t = tan(smaller(1.5, larger(-1.5, theta0 * z[2 * plane + 1])));
 
         for (int a = 0; a < 3; a++) turned[a] += t * across[plane][a];
     }
@@ -139,7 +152,7 @@ void pass(const muvox_simulate *op, random_stream *random, const float *x0, muon
     double       way;
     int64_t      voxel;
 
-    while ((voxel = voxel_at(op, m, &way)) >= 0) {
+    while ((voxel = voxel_at(op, m, op->step, &way)) >= 0) {
         const double length = (double)x0[voxel], theta0 = coulomb * sqrt(way / length);
 
         if (theta0 > 0)

@@ -27,7 +27,7 @@
  *   12–14 point of closest approach (PoCA): middle of the tracks' closest points     15 dx, 16 dy: of those points, out − in
  *   17 p, true, GeV
  *
- * Memory: out; no workspace. Time: about 0.1 µs for each step of an aimed muon.
+ * Memory: out; no workspace. Time: about 0.15 µs for each step of a muon, recorded or not.
  */
 #ifndef MUVOX_SIMULATE_H
 #define MUVOX_SIMULATE_H
