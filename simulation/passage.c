@@ -9,7 +9,7 @@
 #define SQRT_12   3.4641016151377544
 #define TWO_PI    6.283185307179586
 
-/* A quantile function given at equal distances, n values `stride` apart, between them linear: its value at 0 ≤ u ≤ 1. */
+/* A quantile function given at equal distances, n values `stride` apart and linear between them, at 0 ≤ u ≤ 1. */
 static double quantile(const double *table, int64_t n, int64_t stride, double u)
 {
     const double  place = u * (double)(n - 1);
@@ -69,7 +69,7 @@ bool enter(const muvox_simulate *op, muon *m)
     return true;
 }
 
-/* fmin and fmax without their care for NaN, which the checks keep out: calls of the library cost as much as the rest. */
+/* fmin and fmax without their care for NaN, which the checks keep out: their calls cost as much as all the rest. */
 static inline double smaller(double a, double b)
 {
     return a < b ? a : b;

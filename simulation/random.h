@@ -1,5 +1,5 @@
-/* Philox 4×32-10 (Salmon and others, Parallel random numbers: as easy as 1, 2, 3, 2011): block n of a stream is a function of
- * key and counter alone. */
+/* Philox 4×32-10 (Salmon and others, Parallel random numbers: as easy as 1, 2, 3, 2011): block n of a stream is a
+ * function of key and counter alone. */
 #ifndef MUVOX_SIMULATION_RANDOM_H
 #define MUVOX_SIMULATION_RANDOM_H
 

@@ -129,7 +129,7 @@ static double highest(const muvox_simulate *op)
     return z;
 }
 
-/* One recorded muon; returns how many crossed the panels above and the volume until then, 0 if none is ever recorded. */
+/* One recorded muon; returns how many crossed the panels above and the volume until then, 0 if none is recorded. */
 static int64_t record(const muvox_simulate *op, const float *x0, random_stream random,
                       double column[MUVOX_MUON_COLUMNS])
 {

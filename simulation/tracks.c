@@ -70,8 +70,8 @@ bool fit(const muvox_simulate *op, random_stream *random, const muon *m, int sid
     return determinant > 0;
 }
 
-/* Closest points of both lines and the sine and cosine of the angle between them. With directions u and v, n = u × v and
- * w = out − in, the points are in + u (w × v)·n / n² and out + v (w × u)·n / n². */
+/* Closest points of both lines and the sine and cosine of the angle between them. With directions u and v, n = u × v
+ * and w = out − in, the points are in + u (w × v)·n / n² and out + v (w × u)·n / n². */
 static bool closest(const track *in, const track *out, double near[2][3], double *sine, double *cosine)
 {
     const double u[3] = {in->tangent[0], in->tangent[1], -1}, v[3] = {out->tangent[0], out->tangent[1], -1};

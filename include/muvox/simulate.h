@@ -1,30 +1,30 @@
 /* muvox: simulated muon scans: cosmic muons through volumes of voxels, and what a detector makes of them.
  *
  * z points upwards and muons go down. Each row of the result is one muon that was recorded, found so:
- *   1. aimed   momentum p, zenith angle from quantiles (below), azimuth uniform, point uniform on the uppermost panel. It has
- *              to pass all panels above and to cross the volume, on a straight line; no air scatters.
- *   2. passed  through the voxels in steps that end at voxel borders and are at most `step` long. A step of length x in a
- *              material of radiation length X0 deflects in two planes, each with two Gaussian numbers z1 and z2
+ *   1. aimed   momentum p and zenith angle from quantiles (below), azimuth uniform, point uniform on the highest panel.
+ *              On a straight line it has to pass all panels above and to cross the volume; no air scatters.
+ *   2. passed  through the voxels in steps that end at voxel borders and are at most `step` long. A step of length x in
+ *              a material of radiation length X0 deflects in two planes, each with two Gaussian numbers z1 and z2
  *              (PDG review, Passage of particles through matter, multiple scattering through small angles):
  *                  angle θ = z2 θ0, displacement y = x θ0 (z1 / √12 + z2 / 2), correlation √3/2,
  *                  θ0 = 13.6 MeV / (β c p) · √(x / X0) · L,   L = max(0, 1 + 0.038 ln n)
- *              with n the thickness of all that lies on the muon's straight line, in X0: the angles of a whole slab have the
- *              width of the formula however it is cut into steps. MUVOX_LOG_PER_STEP: n = step / X0 instead, as codes do that
- *              apply the formula to each step of its own. No energy is lost.
- *   3. hits    where it crosses the panels, in x and y with a Gaussian error of `resolution`; a muon that leaves a panel's
- *              rectangle out is not recorded. A panel sees it with probability `efficiency`.
- *   4. tracks  straight lines fitted by least squares to the hits above and to those below (two each, or it is not recorded);
- *              also not recorded are parallel tracks, which have no closest approach.
- * A muon that is not recorded is aimed anew, up to 100,000 times. Its random numbers are Philox 4×32-10 with the key `seed`,
- * counted within (volume id, row of the volume): they depend on nothing else, least of all on threads.
+ *              with n the thickness, in X0, of all that lies on the muon's straight line: the angles of a whole slab
+ *              have the width of the formula however it is cut into steps. MUVOX_LOG_PER_STEP: n = step / X0 instead,
+ *              as codes do that apply the formula to each step alone. No energy is lost.
+ *   3. hits    where it crosses the panels, in x and y with a Gaussian error of `resolution`; a muon that misses a
+ *              panel's rectangle is not recorded. A panel sees it with probability `efficiency`.
+ *   4. tracks  straight lines fitted by least squares to the hits above and to those below: two each, or the muon is
+ *              not recorded, as it is not if the tracks are parallel and have no closest approach.
+ * A muon that is not recorded is aimed anew, up to 100,000 times. Its random numbers are Philox 4×32-10 with the key
+ * `seed`, counted within (volume id, row of the volume): they depend on nothing else, least of all on threads.
  *
- * Columns, metres and radians, tracks 1 (in) and 2 (out) with directions (tan θx, tan θy, −1):
- *   0 pred_x0 = (13.6 MeV / p)² Δz / (½ θ² · mean cosine of both zenith angles), Δz: height of a voxel, θ: column 3
- *   1 dtheta, 2 dphi: |change| of zenith and azimuth angle; with azimuths more than π/2 apart, π − their difference and the
- *     sum of the zenith angles
+ * Columns, metres and radians, of the tracks in and out with directions (tan θx, tan θy, −1):
+ *   0 pred_x0 = (13.6 MeV / p)² Δz / (½ θ² · mean cosine of both zenith angles); Δz: height of a voxel, θ: column 3
+ *   1 dtheta, 2 dphi: |change| of zenith and azimuth angle; with azimuths more than π/2 apart, π − their difference and
+ *     the sum of the zenith angles
  *   3 total_scatter between the tracks     4 θx in, 5 θy in, 6 θx out, 7 θy out
  *   8 x in, 9 y in at the volume's top     10 x out, 11 y out at its bottom
- *   12–14 point of closest approach (PoCA): middle of the tracks' closest points     15 dx, 16 dy: of those points, out − in
+ *   12–14 point of closest approach (PoCA): middle of the tracks' closest points     15 dx, 16 dy: of those, out − in
  *   17 p, true, GeV
  *
  * Memory: out; no workspace. Time: about 0.15 µs for each step of a muon, recorded or not.
@@ -43,13 +43,13 @@ extern "C" {
 typedef enum { MUVOX_LOG_PER_STEP = 1 } muvox_simulate_option;
 
 typedef struct {
-    size_t         struct_size;
-    muvox_sets     sets;          /* S volumes with N muons in all: how many to record of each */
-    int64_t        shape[3];      /* voxels along x, y, z */
-    double         origin[3];     /* lowest corner of the volume, m */
-    double         voxel_size[3]; /* m */
-    muvox_matrix   x0;  /* (S, nx · ny · nz) float, m, > 0, infinity for a void; z varies fastest. row_stride
-                                         * 0: all volumes share the one row */
+    size_t     struct_size;
+    muvox_sets sets;          /* S volumes with N muons in all: how many to record of each */
+    int64_t    shape[3];      /* voxels along x, y, z */
+    double     origin[3];     /* lowest corner of the volume, m */
+    double     voxel_size[3]; /* m */
+    /* (S, nx · ny · nz) float, m, > 0, infinity for a void; z varies fastest. row_stride 0: all volumes share a row */
+    muvox_matrix   x0;
     const int64_t *ids; /* (S) which random numbers; NULL = 0, 1, … */
     uint64_t       seed;
     unsigned       options;  /* muvox_simulate_option */
@@ -64,8 +64,8 @@ typedef struct {
     muvox_output   aimed; /* (S, 1) int64: muons that crossed panels above and volume; only if wanted */
 } muvox_simulate;
 
-/* Errors: MUVOX_BAD_ARGUMENT (a number out of range; a detector that records none of 100,000 muons, out is then unfinished),
- * MUVOX_BAD_SHAPE, MUVOX_BAD_DTYPE, MUVOX_UNSUPPORTED (a volume of 2^31 muons or more). */
+/* Errors: MUVOX_BAD_ARGUMENT (a number out of range; a detector that records none of 100,000 muons: out is unfinished
+ * then), MUVOX_BAD_SHAPE, MUVOX_BAD_DTYPE, MUVOX_UNSUPPORTED (a volume of 2^31 muons or more). */
 MUVOX_API muvox_status muvox_simulate_scans(muvox_context *ctx, const muvox_simulate *op);
 
 #ifdef __cplusplus

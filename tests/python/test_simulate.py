@@ -19,7 +19,14 @@ def slab(x0, momentum=3.0, zenith=0.0, rows=ROWS, voxels=(1, 1, 5), height=1.0, 
     detector = Detector((height + 0.3, height + 0.2, -0.2, -0.3), (-20.0, 20.0), (-20.0, 20.0), resolution)
     x0 = np.broadcast_to(np.asarray(x0, np.float32), voxels)
     muons, _ = simulate_muons(
-        grid, x0, [rows], source=Source.beam(momentum, zenith), detector=detector, dtype=np.float64, threads=1, **options
+        grid,
+        x0,
+        [rows],
+        source=Source.beam(momentum, zenith),
+        detector=detector,
+        dtype=np.float64,
+        threads=1,
+        **options,
     )
     return dict(zip(NAMES, muons.T))
 
@@ -85,9 +92,7 @@ def test_voxels_stand_where_the_map_says():
     x0 = np.full(grid.shape, np.inf, np.float32)
     x0[2, 1, 0] = 0.005612
     detector = Detector((1.3, 1.2, -0.2, -0.3), (0.0, 2.0), (0.0, 1.0), 1e-5)
-    muons, _ = simulate_muons(
-        grid, x0, [4000], source=Source.beam(3.0), detector=detector, dtype=np.float64, threads=1
-    )
+    muons, _ = simulate_muons(grid, x0, [4000], source=Source.beam(3.0), detector=detector, dtype=np.float64, threads=1)
     c = dict(zip(NAMES, muons.T))
     inside = (c["x_in"] > 1.0) & (c["x_in"] < 1.5) & (c["y_in"] > 0.5)
     assert 300 < inside.sum() < 700
@@ -108,7 +113,7 @@ def test_hits_have_errors():
 
 
 def test_four_panels_and_those_that_see_nothing():
-    """Two hits of four at least, on each side, each there with probability ½: (11/16)² of the muons; lines have fewer hits."""
+    """Two hits of four at least on each side, each there with probability ½: (11/16)² of the muons, and wider lines."""
     grid = Grid((1, 1, 1), (-5.0, -5.0, 0.0), (10.0, 10.0, 1.0))
     source = Source.beam(3.0)
     widths = []
@@ -190,8 +195,8 @@ def test_threads_change_nothing_and_seeds_do():
 
 
 def test_the_flux_is_that_of_the_literature():
-    """Vertical intensity above 1 GeV 60 to 70 /(m² s sr), mean energy about 4 GeV, cos² at 3 GeV and flatter, in the end
-    rising with the angle, above (PDG, Cosmic rays)."""
+    """Vertical intensity above 1 GeV 60 to 70 /(m² s sr), mean energy about 4 GeV, cos² at 3 GeV and flatter, in the
+    end rising with the angle, above (PDG, Cosmic rays)."""
     energy = np.geomspace(1, 5000, 4000)
     assert 60 <= np.trapezoid(flux(energy, 0.0), energy) * 1e4 <= 70
     energy = np.geomspace(0.5, 5000, 4000)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import h5py
 import numpy as np
 
-from ..files import atomic_write
+from ..files import atomic_write, held_signals
 from .layout import COLUMNS, FORMAT, VERSION, Grid, Materials, Volume
 
 ROWS_PER_CHUNK = 16384  # of one column: equal columns side by side compress best
@@ -26,7 +26,7 @@ def write_scans(
     `columns` gives name and unit of the muon columns. With `materials` every volume must have its truth, without them
     none is written. Raises ValueError for a volume that does not fit, OSError if the file cannot be written.
     """
-    with atomic_write(path) as raw, h5py.File(raw, "w", libver="v110") as file:
+    with held_signals() as deliver, atomic_write(path) as raw, h5py.File(raw, "w", libver="v110") as file:
         file.attrs.update(
             format=FORMAT,
             version=VERSION,
@@ -45,6 +45,9 @@ def write_scans(
                 _append(file, block)
                 block.clear()
                 rows = 0
+            deliver()
+            if raw.error:
+                raise raw.error
         _append(file, block)
 
 

@@ -69,11 +69,11 @@ def _finite(context, parameter, value: float | None) -> float | None:
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Scan file to write (.h5).")
 @click.option("--volumes", type=count, help="How many.  [default: 200, or all of --compare]")
-@click.option("--muons", callback=_range, help="Recorded of each: a number, or a range. [default: 1000, or as --compare]")
-@click.option("--shape", callback=_numbers(int, 3, "10x10x6"), help="Voxels along x, y, z.  [default: 10x10x6]")
 @click.option(
-    "--voxel", callback=_numbers(float, 3, "0.1 or 0.1x0.1x0.2"), help="Edges of a voxel, m.  [default: 0.1]"
+    "--muons", callback=_range, help="Recorded of each: a number, or a range. [default: 1000, or as --compare]"
 )
+@click.option("--shape", callback=_numbers(int, 3, "10x10x6"), help="Voxels along x, y, z.  [default: 10x10x6]")
+@click.option("--voxel", callback=_numbers(float, 3, "0.1 or 0.1x0.1x0.2"), help="Edges of a voxel, m.  [default: 0.1]")
 @click.option(
     "--origin", callback=_numbers(float, 3, "0,0,0.4"), help="Lowest corner of the volume, m.  [default: 0,0,0.4]"
 )
@@ -96,7 +96,9 @@ def _finite(context, parameter, value: float | None) -> float | None:
     show_default=True,
     help="Materials that a volume may be filled with, but for --layout block. Those not among --materials are added.",
 )
-@click.option("--box", "boxes", multiple=True, help="MATERIAL:X,Y,Z:X,Y,Z, corners in m, in place of --layout. Any number.")
+@click.option(
+    "--box", "boxes", multiple=True, help="MATERIAL:X,Y,Z:X,Y,Z, corners in m, in place of --layout. Any number."
+)
 @click.option(
     "--map",
     "maps",
@@ -159,7 +161,9 @@ def _finite(context, parameter, value: float | None) -> float | None:
 )
 @click.option("--picture", type=click.Path(path_type=Path), help="PNG of the first volume, or of the comparison.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Everything random.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads; they change no result.  [default: all cores]")
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), help="CPU threads; they change no result.  [default: all cores]"
+)
 def simulate(out: Path, reference: Path | None, maps: Path | None, picture: Path | None, **options) -> None:
     """Simulate muon scans: cosmic muons scattered in volumes of known materials, seen by a detector.
 

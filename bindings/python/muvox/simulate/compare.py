@@ -94,7 +94,5 @@ def table(rows: list[Row], reference) -> Table:
         distances = [f"[bold]{d:.3f}*[/bold]" if d > row.chance else f"{d:.3f} " for d in row.distances]
         kind = "block" if row.block else "rest"
         shown.add_row(row.material, kind, f"{len(row.reference):,}", f"{ratio:.3f}", *distances, f"{row.chance:.3f}")
-    shown.caption = (
-        "θ: scattering angle, ratio: of the medians; * beyond chance: samples of one distribution come so far in 1 of 100"
-    )
+    shown.caption = "θ: scattering angle, ratio of the medians; *: beyond what chance does in 1 of 100 cases"
     return shown

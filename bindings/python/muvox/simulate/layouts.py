@@ -189,7 +189,7 @@ def read_maps(path, materials: Materials, voxel_size, origin) -> Maps:
     x0 = None
     if "x0" in arrays:
         x0 = np.asarray(arrays["x0"]).reshape(-1, *np.shape(arrays["x0"])[-3:])
-        if x0.dtype.kind not in "fiu" or x0.shape != volumes.shape or not (np.nanmin(x0) > 0 and np.isfinite(x0).all()):
+        if x0.dtype.kind not in "fiu" or x0.shape != volumes.shape or not ((x0 > 0).all() and np.isfinite(x0).all()):
             raise SimulationError(f"{path}: x0 must hold a finite radiation length above 0 m for every voxel")
     try:
         if "material" not in arrays:

@@ -89,10 +89,10 @@ def simulate_muons(
     """Muons recorded behind volumes of known radiation lengths: (muons in all, 18) and (volumes) int64 how many crossed
     the upper panels and the volume until as many were recorded. `include/muvox/simulate.h` has the physics and columns.
 
-    x0 (volumes, x, y, z), m, inf for a void, or (x, y, z) for all volumes; `muons` of each volume to record; `ids` (0, 1, …)
-    choose each volume's random numbers, `dtype` is float32 or float64. `step`, m, is the longest, by default the shortest
-    edge of a voxel, or 0.01 with `log_per_step`. The result depends on nothing but the arguments other than `threads`
-    (0 = all). Raises SimulationError. Time: about 0.15 µs for every step of a muon.
+    x0 (volumes, x, y, z), m, inf for a void, or (x, y, z) for all volumes; `muons` of each volume to record; `ids`
+    (0, 1, …) choose each volume's random numbers; `dtype` is float32 or float64. `step`, m, is the longest, by default
+    the shortest edge of a voxel, or 0.01 with `log_per_step`. The result depends on nothing but the
+    arguments other than `threads` (0 = all). Raises SimulationError. Time: about 0.15 µs for every step of a muon.
     """
     counts = np.asarray(muons, np.int64)
     shape, volumes = tuple(grid.shape), len(counts)
@@ -100,7 +100,8 @@ def simulate_muons(
     if counts.ndim != 1 or (counts < 0).any():
         raise SimulationError(f"muons is {muons}, expected a list of how many to record of each volume, 0 or more")
     if maps.shape not in (shape, (volumes, *shape)):
-        raise SimulationError(f"x0 has shape {maps.shape} for {volumes} volumes, expected {shape} or {(volumes, *shape)}")
+        expected = f"expected {shape} or {(volumes, *shape)}"
+        raise SimulationError(f"x0 has shape {maps.shape} for {volumes} volumes, {expected}")
     shared = maps.ndim == 3
     maps = maps.reshape(-1, grid.voxels)
     source, detector = source or Source.spectrum(), detector or Detector.around(grid)

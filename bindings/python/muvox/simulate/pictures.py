@@ -11,8 +11,12 @@ import matplotlib.pyplot as plt  # noqa: E402
 from ..data import Scans  # noqa: E402
 from .compare import Row  # noqa: E402
 
-DPI = 150
-PARTS = (("total_scatter", 0, "scattering angle, rad"), ("PoCA", 3, "height of the PoCA, m"), ("dx", 4, "displacement dx, mm"))
+DPI = 90
+PARTS = (
+    ("total_scatter", 0, "scattering angle, rad"),
+    ("PoCA", 3, "height of the PoCA, m"),
+    ("dx", 4, "displacement dx, mm"),
+)
 
 
 def scan(file, path) -> None:
@@ -28,7 +32,9 @@ def scan(file, path) -> None:
     y = low[1] + np.array([cut, cut + 1]) * grid.voxel_size[1]
     figure, axes = plt.subplots(1, 4, figsize=(17, 4), dpi=DPI, layout="constrained")
     edges = [low[a] + np.arange(grid.shape[a] + 1) * grid.voxel_size[a] for a in (0, 2)]
-    shown = axes[0].pcolormesh(*edges, np.log10(volume.x0[:, cut].T), cmap="magma", edgecolors=(1, 1, 1, 0.2), linewidth=0.3)
+    shown = axes[0].pcolormesh(
+        *edges, np.log10(volume.x0[:, cut].T), cmap="magma", edgecolors=(1, 1, 1, 0.2), linewidth=0.3
+    )
     figure.colorbar(shown, ax=axes[0], label="log10 X₀/m")
     axes[0].set(title=f"volume {volume.volume_id}: truth, y = {y[0]:.2g} to {y[1]:.2g} m")
     x, _, z, angle, p = volume.muons.T

@@ -18,8 +18,8 @@ ROWS_AT_ONCE, VOXELS_AT_ONCE = 1 << 16, 1 << 22  # of the volumes simulated in o
 
 @dataclass(frozen=True)
 class Settings:
-    """What to simulate. `muons` to record of a volume: (least, most), a number drawn between them for each, or a list with
-    one number for each volume. The last `validation` (a share) of the volumes are for validation."""
+    """What to simulate. `muons` to record of a volume: (least, most), a number drawn between them for each, or a list
+    with one number for each volume. The last `validation` (a share) of the volumes are for validation."""
 
     volumes: int
     muons: tuple[int, int] | Sequence[int]

@@ -45,8 +45,8 @@ class Source:
 
 
 def flux(energy, zenith) -> np.ndarray:
-    """Muons of an energy, GeV, at sea level per area, solid angle, time and energy, 1 / (cm² sr s GeV): Gaisser's formula
-    as modified by Guan and others (arXiv:1509.06176) for low energies and the curvature of the Earth."""
+    """Muons of an energy, GeV, at sea level per area, solid angle, time and energy, 1 / (cm² sr s GeV): Gaisser's
+    formula as modified by Guan and others (arXiv:1509.06176) for low energies and the curvature of the Earth."""
     p1, p2, p3, p4, p5 = 0.102573, -0.068287, 0.958633, 0.0407253, 0.817285
     c = np.cos(zenith)
     c = np.sqrt((c**2 + p1**2 + p2 * c**p3 + p4 * c**p5) / (1 + p1**2 + p2 + p4))
@@ -72,8 +72,8 @@ def _zenith(energy: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Detector:
-    """Panels at heights `z`, m, two or more above and below the volume, all over the rectangle `x` × `y`, m; a hit is off by
-    `resolution`, m, in x and y (standard deviation), and there with probability `efficiency`."""
+    """Panels at heights `z`, m, two or more above and below the volume, all over the rectangle `x` × `y`, m; a hit is
+    off by `resolution`, m, in x and y (standard deviation), and there with probability `efficiency`."""
 
     z: tuple[float, ...]
     x: tuple[float, float]
@@ -92,7 +92,7 @@ class Detector:
         resolution: float = 1e-4,
         efficiency: float = 1.0,
     ) -> Detector:
-        """`panels` on each side, the first `gap` from the volume, the others `spacing` apart; `margin` wider than it."""
+        """`panels` on each side, the first `gap` from the volume, the others `spacing` apart; they reach `margin` beyond."""
         low = np.array(grid.origin)
         high = low + np.array(grid.shape) * grid.voxel_size
         far = gap + spacing * np.arange(panels)
