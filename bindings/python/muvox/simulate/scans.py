@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -118,11 +119,12 @@ def simulate(path, layout: Layout, settings: Settings, report: Callable[[int], N
             f"{settings.volumes} volumes, {settings.validation:g} of them for validation: expected 1 or more, 0 to 1"
         )
     result = Result()
+    with contextlib.closing(simulate_volumes(layout, settings, result)) as volumes:  # also when writing fails
 
-    def told() -> Iterator[Volume]:
-        for volume in simulate_volumes(layout, settings, result):
-            yield volume
-            report(result.volumes)
+        def told() -> Iterator[Volume]:
+            for volume in volumes:
+                yield volume
+                report(result.volumes)
 
-    write_scans(path, told(), layout.grid, layout.materials, compression=4)
+        write_scans(path, told(), layout.grid, layout.materials, compression=4)
     return result
