@@ -2,9 +2,9 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 MESON  := PATH="$(CURDIR)/$(BIN):$$PATH" meson
-C_FILES = $(shell find include ops cuda bindings/torch tests/c -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inc' -o -name '*.cpp' -o -name '*.hpp')
+C_FILES = $(shell find include ops simulation cuda bindings/torch tests/c -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inc' -o -name '*.cpp' -o -name '*.hpp')
 # What goes into the installed package: a change here installs it again.
-PACKAGE := $(shell find include ops cuda bindings meson.build meson_options.txt muvox.map pyproject.toml -type f \
+PACKAGE := $(shell find include ops simulation cuda bindings meson.build meson_options.txt muvox.map pyproject.toml -type f \
              -not -path '*/__pycache__/*') README.md
 # CUDA kernels are compiled once, for the package. A second time, for the tests in C, only where a device can run these
 # (or `make build CUDA_TESTS=enabled`); GPU_ARCH=80,90,100,120 builds for more than one architecture.

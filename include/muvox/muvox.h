@@ -9,6 +9,7 @@
 #include "neighbour_attention.h"
 #include "offset_attention.h"
 #include "pool.h"
+#include "simulate.h"
 #include "voxelize.h"
 #include "devoxelize.h"
 #include "trilinear_weights.h"

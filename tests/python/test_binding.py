@@ -371,7 +371,7 @@ def test_shim_is_what_torch_declares(tmp_path):
 
 def test_shared_objects_export_functions_that_describe_them_and_need_no_folder():
     functions = ["muvox_build_info", "muvox_simd_name", "muvox_version"]
-    objects = {_library.path: (functions, "libtorch_cpu.so")}
+    objects = {_library.path: ([*functions[:2], "muvox_simulate_scans", functions[2]], "libtorch_cpu.so")}
     cuda = _library._path(_library.CUDA_NAME)
     if cuda.is_file():
         objects[cuda] = (sorted([*functions, "muvox_cuda_build_info"]), "libtorch_cuda.so")

@@ -157,7 +157,7 @@ def test_which_devices_the_kernels_run_on(architectures, capability, expected):
 def test_help_lists_every_command():
     for result in (call(), call("--help")):
         assert result.exit_code == 0
-        for name in ("convert", "demo", "gradcheck", "info", "predict", "train"):
+        for name in ("convert", "demo", "gradcheck", "info", "predict", "simulate", "train"):
             assert f"\n  {name} " in result.stdout
     assert "--crop" in call("train", "--help").stdout
 

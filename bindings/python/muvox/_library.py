@@ -111,6 +111,10 @@ def simd_name():
     return _text(_functions, "muvox_simd_name")
 
 
+# muvox_status muvox_simulate_scans(muvox_context *, const muvox_simulate *): muvox.simulate.native has the structures.
+simulate_scans = _functions.muvox_simulate_scans
+simulate_scans.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+
 cuda_info, cuda_status = _load_cuda(version())
 
 

@@ -17,7 +17,12 @@ from rich.markup import escape
 
 from .errors import UserError
 
-ELSEWHERE = {"bench": "muvox.bench:bench", "demo": "muvox.demo:demo", "gradcheck": "muvox.gradcheck:gradcheck"}
+ELSEWHERE = {
+    "bench": "muvox.bench:bench",
+    "demo": "muvox.demo:demo",
+    "gradcheck": "muvox.gradcheck:gradcheck",
+    "simulate": "muvox.simulate.command:simulate",
+}
 
 
 class Commands(click.Group):

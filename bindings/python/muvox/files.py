@@ -4,6 +4,9 @@ import contextlib
 import io
 import os
 import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -63,3 +66,31 @@ def atomic_write(path):
                 raise OSError(file.error.errno, file.error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[Callable[[], None]]:
+    """SIGINT and SIGTERM within the block wait until the function that it yields is called, or for the block's end.
+
+    HDF5 calls back into Python to write, and an exception that a signal's handler raises there is lost: the file would
+    be written on, or be damaged. Elsewhere than in the main thread, which alone gets signals, nothing is held.
+    """
+    arrived: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = {number: signal.signal(number, lambda caught, _: arrived.append(caught)) for number in numbers}
+
+    def deliver() -> None:
+        if arrived:
+            number = arrived.pop(0)
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
+    try:
+        yield deliver
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        deliver()

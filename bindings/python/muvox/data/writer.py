@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 import h5py
 import numpy as np
 
-from ..files import atomic_write
+from ..files import atomic_write, held_signals
 from .layout import COLUMNS, FORMAT, VERSION, Grid, Materials, Volume
 
 ROWS_PER_CHUNK = 16384  # of one column: equal columns side by side compress best
-VOLUMES_PER_CHUNK = 64
+VOLUMES_PER_CHUNK = 64  # at most, and of one block that is written at once
+ROWS_PER_BLOCK, VOXELS_PER_CHUNK = 1 << 18, 1 << 22  # at most, unless a volume alone has more
 
 
 def write_scans(
@@ -25,7 +26,7 @@ def write_scans(
     `columns` gives name and unit of the muon columns. With `materials` every volume must have its truth, without them
     none is written. Raises ValueError for a volume that does not fit, OSError if the file cannot be written.
     """
-    with atomic_write(path) as raw, h5py.File(raw, "w", libver="v110") as file:
+    with held_signals() as deliver, atomic_write(path) as raw, h5py.File(raw, "w", libver="v110") as file:
         file.attrs.update(
             format=FORMAT,
             version=VERSION,
@@ -35,13 +36,23 @@ def write_scans(
         )
         _create(file, grid, materials, columns, compression)
         block: list[Volume] = []
+        rows = 0
         for volume in volumes:
             _check(volume, len(file["volume_id"]) + len(block), grid, materials, columns)
             block.append(volume)
-            if len(block) == VOLUMES_PER_CHUNK:
+            rows += len(volume.muons)
+            if len(block) == _volumes_per_chunk(grid) or rows >= ROWS_PER_BLOCK:
                 _append(file, block)
                 block.clear()
+                rows = 0
+            deliver()
+            if raw.error:
+                raise raw.error
         _append(file, block)
+
+
+def _volumes_per_chunk(grid: Grid) -> int:
+    return max(1, min(VOLUMES_PER_CHUNK, VOXELS_PER_CHUNK // grid.voxels))
 
 
 def _create(file: h5py.File, grid: Grid, materials: Materials | None, columns: Mapping[str, str], level: int) -> None:
@@ -64,7 +75,7 @@ def _create(file: h5py.File, grid: Grid, materials: Materials | None, columns: M
     create("split", (), np.uint8, (1024,))
     if materials is None:
         return
-    chunk = (VOLUMES_PER_CHUNK, *grid.shape)
+    chunk = (_volumes_per_chunk(grid), *grid.shape)
     create("x0", grid.shape, np.float32, chunk).attrs["units"] = "m"
     create("material", grid.shape, np.uint8, chunk).attrs.update(names=list(materials.names), x0=np.array(materials.x0))
     create("background", (), np.uint8, (1024,))
