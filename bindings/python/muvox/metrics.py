@@ -50,3 +50,31 @@ def evaluate(
         accuracy=float((logp.argmax(1) == material).mean()),
         auc=block_auc(logp, x0, block),
     )
+
+
+def log_x0_scores(mean: np.ndarray, log_variance: np.ndarray, log_x0: np.ndarray) -> np.ndarray:
+    """Negative log-likelihood of ln X0 under normal distributions, without the constant ½ ln 2π; all of one shape."""
+    return 0.5 * (log_variance + (log_x0 - mean) ** 2 * np.exp(-log_variance))
+
+
+def nearest_material(log_x0: np.ndarray, x0) -> np.ndarray:
+    """Number of the material whose ln X0 is nearest, same shape as `log_x0`; `x0` of the materials, m."""
+    return np.abs(log_x0[..., None] - np.log(np.asarray(x0, np.float64))).argmin(-1)
+
+
+def evaluate_log_x0(
+    said: np.ndarray, log_x0: np.ndarray, block: np.ndarray, x0, weights: tuple[float, float]
+) -> dict[str, float]:
+    """Loss, accuracy of the nearest material, block AUC, and root mean square error of ln X0.
+
+    `said` (volumes, 2, voxels) mean and logarithm of the variance of ln X0; truth `log_x0` and `block`
+    (volumes, voxels); `x0` of the materials, m.
+    """
+    mean, log_variance = said.astype(np.float64).swapaxes(0, 1)
+    nll = log_x0_scores(mean, log_variance, log_x0)
+    return dict(
+        loss=float((np.where(block, weights[1], weights[0]) * nll).mean()),
+        accuracy=float((nearest_material(mean, x0) == nearest_material(log_x0, x0)).mean()),
+        auc=roc_auc(rise(-mean), block),
+        rmse=float(np.sqrt(((mean - log_x0) ** 2).mean())),
+    )

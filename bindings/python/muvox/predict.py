@@ -31,10 +31,11 @@ def check_match(checkpoint: Checkpoint, scans: Scans) -> None:
 
 @torch.no_grad()
 def predict_volume(checkpoint: Checkpoint, scans: Scans, index: int, muons: int = 0, seed: int = SEED) -> np.ndarray:
-    """(classes, voxels) float32 log-probabilities of one volume; `scans` must be opened with features.MUON_COLUMNS.
+    """(classes, voxels) float32 log-probabilities of one volume, or (2, voxels) mean and logarithm of the variance of
+    ln X0; `scans` must be opened with features.MUON_COLUMNS.
 
     `muons` > 0: as many are drawn, with a generator of its own for every volume_id; 0: all are used. The volume is
-    predicted alone, so nothing depends on what else is in the file. A volume without muons gets the class prior.
+    predicted alone, so nothing depends on what else is in the file. A volume without muons gets the prior.
     """
     rows = scans.muons(index)
     grid = checkpoint.grid
@@ -44,7 +45,7 @@ def predict_volume(checkpoint: Checkpoint, scans: Scans, index: int, muons: int 
         rows = rows[draw(np.random.default_rng([seed, int(scans.volume_id[index])]), len(rows), muons)]
     device = next(checkpoint.net.parameters()).device
     x = voxel_features(torch.from_numpy(muon_features(rows)), torch.from_numpy(grid.centres()))
-    return checkpoint.net(x[None].to(device))[0].float().cpu().numpy()
+    return checkpoint.decode(checkpoint.net(x[None].to(device)))[0].float().cpu().numpy()
 
 
 def predict(

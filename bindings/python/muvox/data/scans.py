@@ -76,6 +76,13 @@ class Scans:
             )
         return material
 
+    def log_x0(self, index: int) -> np.ndarray:
+        """(x, y, z) float32 ln of the true radiation length (m). Raises ScanError unless all are positive and finite."""
+        x0 = self._read("x0", index)
+        if not (np.isfinite(x0).all() and (x0 > 0).all()):
+            raise self._error(f"volume {index}: a radiation length is not positive and finite")
+        return np.log(x0).astype(np.float32)
+
     def volume(self, index: int) -> Volume:
         """Muons and, if known, truth of one volume."""
         truth = {}
