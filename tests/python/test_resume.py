@@ -193,3 +193,155 @@ def test_five_killed_runs_end_like_an_uninterrupted_one(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fifty_killed_runs_end_like_an_uninterrupted_one(tmp_path, workers):
     kill_and_compare(tmp_path, 50, workers)
+
+
+def call(*arguments):
+    return CliRunner().invoke(command, [str(a) for a in arguments])
+
+
+def options(settings=QUICK):
+    """The settings as options of the command."""
+    given = []
+    for name, value in dataclasses.asdict(settings).items():
+        if name == "mirror":
+            given.append("--mirror" if value else "--no-mirror")
+        else:
+            given += [f"--{name.replace('_', '-')}", value]
+    return [*given, "--threads", 1]
+
+
+def assert_refused(result, *words):
+    lines = [line for line in result.stderr.splitlines() if "have no muons and are left out" not in line]
+    assert result.exit_code == 2 and len(lines) == 1 and lines[0].startswith("muvox: "), result.output
+    assert all(word in lines[0] for word in words) and "Traceback" not in result.output, lines[0]
+
+
+def test_the_command_resumes(tmp_path):
+    """Without options, too: they are those of the run. What was asked for otherwise is refused by name."""
+    out = tmp_path / "run"
+    run(QUICK, tmp_path / "whole")
+    run_until(5, QUICK, out, save_every=1)
+    before = content(out / "last.pt")
+    assert_refused(call("train", SMALL, "--out", out), f"{out} holds a run at step 4 of 12", "--resume", "--overwrite")
+    assert_refused(call("train", SMALL, "--out", out, "--resume", "--steps", 13), "--steps is 13", "started with 12")
+    assert_refused(call("train", TINY, "--out", out, "--resume"), "not the scans that the run")
+    assert_refused(call("train", SMALL, "--out", out, "--resume", "--overwrite"), "exclude each other")
+    assert_equal(content(out / "last.pt"), before)
+    result = call("train", SMALL, "--out", out, "--resume", "--muons", 16, "--no-tensorboard")
+    assert result.exit_code == 0 and "goes on at step 4" in result.stdout, result.output
+    assert_same_run(out, tmp_path / "whole")
+    assert json.loads((out / "history.json").read_text())["loss"] == content(out / "last.pt")["history"]["loss"]
+    result = call("train", SMALL, "--out", out, "--resume", "--no-tensorboard")
+    assert result.exit_code == 0 and "is complete at step 12" in result.stdout
+    result = call("train", SMALL, "--out", out, "--overwrite", *options(dataclasses.replace(QUICK, steps=1)))
+    assert result.exit_code == 0 and checkpoints.load(out / "best.pt").step == 1
+
+
+def test_a_run_that_never_reached_a_checkpoint_starts_again(tmp_path):
+    run_until(2, QUICK, tmp_path / "run")
+    result = call("train", SMALL, "--out", tmp_path / "run", "--resume", *options(), "--no-tensorboard")
+    assert result.exit_code == 0, result.output
+    run(QUICK, tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_one_run_writes_to_a_folder(tmp_path):
+    run(dataclasses.replace(QUICK, steps=1), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with Run(tmp_path):
+        with pytest.raises(RunError, match="another training run writes to this folder"):
+            Run(tmp_path)
+        for how in ("--resume", "--overwrite"):
+            assert_refused(call("train", SMALL, "--out", tmp_path, how), "another training run writes to this folder")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    Run(tmp_path).close()
+
+
+def test_a_damaged_checkpoint_is_not_gone_on_from(tmp_path):
+    run_until(5, QUICK, tmp_path, save_every=1)
+    whole, best = (tmp_path / "last.pt").read_bytes(), (tmp_path / "best.pt").read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", best):
+        (tmp_path / "last.pt").write_bytes(damaged)
+        words = "no state of training" if damaged == best else "not a checkpoint, or a damaged one"
+        assert_refused(call("train", SMALL, "--out", tmp_path, "--resume"), f"{tmp_path / 'last.pt'}: ", words)
+        assert (tmp_path / "last.pt").read_bytes() == damaged and (tmp_path / "best.pt").read_bytes() == best
+
+
+def test_a_disk_that_fills_up_costs_no_more_than_the_steps_since_the_last_checkpoint(tmp_path):
+    """The limit on the size of files stands for the disk. With room again the run goes on as if nothing had been."""
+    run(QUICK, tmp_path / "whole")
+    out = tmp_path / "run"
+    run_until(5, QUICK, out, save_every=1)
+    before = {name: (out / name).read_bytes() for name in ("best.pt", "last.pt")}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit, name in ((20_000, "last.pt"), (330, "log.csv"), (10, "log.csv")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        try:
+            result = call("train", SMALL, "--out", out, "--resume", "--save-every", 1, "--no-tensorboard")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert_refused(result, f"{out / name}: ", os.strerror(errno.EFBIG))
+        assert {name: (out / name).read_bytes() for name in before} == before
+        assert not list(out.glob(".*"))
+    run(QUICK, out, resume=True)
+    assert_same_run(out, tmp_path / "whole")
+
+
+def test_a_full_disk_stops_tensorboard_in_one_line(tmp_path):
+    process = subprocess.run(
+        [sys.executable, "-m", "muvox", "train", SMALL, "--out", tmp_path / "run", *map(str, options())],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150)),
+    )
+    assert process.returncode == 2 and "Traceback" not in process.stderr, process.stderr
+    assert process.stderr.splitlines()[-1].startswith(f"muvox: {tmp_path / 'run'}")
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    """Root writes to any folder but those that the kernel keeps for itself."""
+    folder = tmp_path if os.geteuid() else Path("/sys")
+    if os.geteuid():
+        tmp_path.chmod(0o555)
+    for target in (folder, folder / "run"):
+        assert_refused(call("train", SMALL, "--out", target, *options()), str(target))
+
+
+def test_a_configuration_file_gives_values_and_the_command_line_wins(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        f'scans = "{SMALL}"\nsteps = 2\nbatch = 3\nmuons = 8\ncrop = 2\nlr = 1e-4\nsave-every = 1\nmirror = false\n'
+        'norm = "lumin"\nrecalibration = 1\nweight_decay = 0\nvalidation = 1\nevaluations = 1\nthreads = 1\n'
+        "tensorboard = false\n"
+    )
+    result = call("train", "--config", tmp_path / "run.toml", "--out", tmp_path / "run", "--batch", 2)
+    assert result.exit_code == 0, result.output
+    settings = json.loads((tmp_path / "run" / "history.json").read_text())["settings"]
+    given = dict(steps=2, batch=2, muons=8, crop=2, lr=1e-4, mirror=False, norm="lumin", recalibration=1, validation=1)
+    assert {name: settings[name] for name in given} == given and settings["patience"] == 0
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("colour = 'red'", ["unknown key 'colour'", "weight_decay"]),
+        ("resume = true", ["unknown key 'resume'"]),
+        ("[train]\nsteps = 3", ["unknown key 'train'"]),
+        ("steps = 'many'", ["'steps' is 'many', accepted is a whole number"]),
+        ("steps = 1.5", ["'steps' is 1.5"]),
+        ("steps = true", ["'steps' is True"]),
+        ("mirror = 1", ["'mirror' is 1, accepted is true or false"]),
+        ("weight-decay = 1\nweight_decay = 1", ["twice"]),
+        ("steps = 0", ["--steps"]),
+        ("norm = 'layer'", ["--norm"]),
+        ("steps = ", ["not a TOML file"]),
+        ("\xff", ["not a TOML file"]),
+        (None, ["No such file"]),
+    ],
+)
+def test_bad_configuration_files_are_refused(tmp_path, text, words):
+    path = tmp_path / "run.toml"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    result = call("train", SMALL, "--config", path, "--out", tmp_path / "run")
+    assert_refused(result, *words)
+    assert not (tmp_path / "run").exists()

@@ -18,6 +18,7 @@ from .options import device, file, keep, seed_range, threads, volume_numbers
 ELSEWHERE = {
     "bench": "muvox.bench:bench",
     "demo": "muvox.demo:demo",
+    "evaluate": "muvox.evaluate_command:evaluate",
     "gradcheck": "muvox.gradcheck:gradcheck",
     "train": "muvox.train.command:train",
 }
@@ -76,27 +77,43 @@ def muvox(context: click.Context) -> None:
 @muvox.command()
 @click.argument("checkpoint", type=file)
 @click.argument("scans", type=file)
-@click.option("--out", type=file, required=True, help="HDF5 file with log-probabilities and E[ln X0] of every voxel.")
+@click.option("--out", type=file, help="HDF5 file: log-probabilities, mean and standard deviation of ln X0 of every voxel.")
+@click.option("--vti", type=file, help="Folder for ParaView: one .vti file a volume.")
+@click.option("--volumes", callback=volume_numbers, help="Only these, e.g. 0-39,200.")
 @click.option(
     "--muons", type=click.IntRange(min=0), default=0, show_default=True, help="Muons drawn of a volume.  [0: all]"
 )
 @click.option("--seed", type=seed_range, default=17, show_default=True, help="Which muons are drawn.")
 @threads
 @device
-def predict(checkpoint: Path, scans: Path, out: Path, muons: int, seed: int, device: str) -> None:
-    """Predict the materials in SCANS with the network in CHECKPOINT."""
+def predict(checkpoint: Path, scans: Path, out, vti, volumes, muons: int, seed: int, device: str) -> None:
+    """Predict the materials in SCANS with the network in CHECKPOINT, to --out, --vti or both."""
     from .checkpoint import load
     from .data import Scans
     from .data.features import MUON_COLUMNS
     from .display import progress_bar
     from .predict import predict as run
 
-    keep([checkpoint, scans], out)
+    if out is None and vti is None:
+        raise click.UsageError("nothing to write: name a file by --out, or a folder by --vti")
+    if out is not None:
+        keep([checkpoint, scans], out)
     console, state = Console(), load(checkpoint, device)
     with Scans(scans, MUON_COLUMNS) as data, progress_bar(console) as progress:
-        task = progress.add_task("predicting", total=len(data))
-        run(state, data, out, muons, seed, lambda done: progress.update(task, completed=done))
-    console.print(f"{out}: {len(data)} volumes", highlight=False)
+        chosen = data.numbers(volumes)
+        task = progress.add_task("predicting", total=len(chosen))
+        run(
+            state,
+            data,
+            out,
+            muons,
+            seed,
+            lambda done: progress.update(task, completed=done),
+            vti=vti,
+            volumes=chosen,
+        )
+    written = " and ".join(str(target) for target in (out, vti) if target is not None)
+    console.print(f"{written}: {len(chosen)} volumes", highlight=False, soft_wrap=True)
 
 
 @muvox.command()

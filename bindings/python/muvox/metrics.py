@@ -21,14 +21,29 @@ def roc_auc(score: np.ndarray, truth: np.ndarray) -> float:
     """
     from torchmetrics.functional.classification import binary_auroc
 
+    rank, truth = _ranked(score, truth)
+    if truth.all() or not truth.any():
+        return float("nan")
+    return float(binary_auroc(rank, truth.long()))
+
+
+def roc_curve(score: np.ndarray, truth: np.ndarray, points: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of false and of true findings as the threshold falls, each (n,), n at most about `points`, from 0 to 1."""
+    from torchmetrics.functional.classification import binary_roc
+
+    rank, truth = _ranked(score, truth)
+    false, true = (part.numpy() for part in binary_roc(rank, truth.long())[:2])
+    kept = np.unique(np.linspace(0, len(false) - 1, points).astype(int))
+    return false[kept], true[kept]
+
+
+def _ranked(score: np.ndarray, truth: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """torchmetrics takes scores outside 0..1 for logits and squashes them: ranks in 0..1 keep order and ties."""
     score, truth = np.asarray(score, np.float64).ravel(), np.asarray(truth, bool).ravel()
     if np.isnan(score).any():
         raise ValueError("a score is NaN")
-    if truth.all() or not truth.any():
-        return float("nan")
-    # torchmetrics takes scores outside 0..1 for logits and squashes them: ranks in 0..1 keep order and ties.
-    rank = np.unique(score, return_inverse=True)[1].reshape(-1) / len(score)
-    return float(binary_auroc(torch.from_numpy(rank), torch.from_numpy(truth).long()))
+    rank = np.unique(score, return_inverse=True)[1].reshape(-1) / max(len(score), 1)
+    return torch.from_numpy(rank), torch.from_numpy(truth)
 
 
 def block_auc(logp: np.ndarray, x0, block: np.ndarray) -> float:

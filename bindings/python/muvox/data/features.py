@@ -35,13 +35,13 @@ FEATURES = ("dtheta_x", "dtheta_y", "dx", "dy", "log10_pred_x0", "dpoca_x", "dpo
 LIMITS = {"dtheta": (0.0, 0.3), "dxy": (-0.02, 0.02), "pred_x0": (1e-4, 1e2), "poca": (-2.0, 4.0)}
 
 
-def cut_shares(muons: np.ndarray) -> dict[str, float]:
-    """Share of the muons of which a value is cut, by the names of LIMITS. muons (muons, 10) columns MUON_COLUMNS."""
+def cut_counts(muons: np.ndarray) -> dict[str, int]:
+    """Number of the muons of which a value is cut, by the names of LIMITS. muons (muons, 10) columns MUON_COLUMNS."""
     beyond = {
         name: ((values < LIMITS[name][0]) | (values > LIMITS[name][1])).any(axis=1)
         for name, values in zip(LIMITS, _parts(muons))
     }
-    return {name: float(cut.mean()) if len(cut) else 0.0 for name, cut in beyond.items()}
+    return {name: int(cut.sum()) for name, cut in beyond.items()}
 
 
 def _parts(muons: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -14,7 +14,7 @@ import torch
 
 from ..checkpoint import Checkpoint
 from ..data import Grid, ScanError, Scans
-from ..data.features import cut_shares, draw, muon_features, voxel_features
+from ..data.features import LIMITS, cut_counts, draw, muon_features, voxel_features
 from ..metrics import evaluate, evaluate_log_x0
 from ..predict import predict_volume
 from .recipe import Settings, class_weights, log_x0_loss, voxel_loss
@@ -127,8 +127,9 @@ class TrainingData:
 
     def _look_at_tails(self) -> None:
         looked_at = np.linspace(0, len(self.training) - 1, min(LOOKED_AT, len(self.training))).astype(int)
-        muons = np.concatenate([self.scans.muons(int(index)) for index in self.training[looked_at]])
-        self.cut = cut_shares(muons)
+        counts = [cut_counts(self.scans.muons(int(index))) for index in self.training[looked_at]]
+        muons = sum(self.scans.count(int(index)) for index in self.training[looked_at])
+        self.cut = {name: sum(count[name] for count in counts) / muons for name in LIMITS}
         for name, share in self.cut.items():
             if share > MOSTLY_CUT:
                 warnings.warn(
