@@ -18,7 +18,7 @@ from .predict import SEED
 
 SHOWN = {
     "auc_block": "block AUC",
-    "auc_block_volumes": "mean of volumes",
+    "auc_block_volumes": "per volume",
     "auc_dense": "dense AUC",
     "accuracy": "accuracy",
     "loss": "loss",

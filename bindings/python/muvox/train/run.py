@@ -6,7 +6,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import math
 import os
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ..checkpoint import Checkpoint
 from ..data import Scans
 from ..errors import UserError
 from ..files import atomic_write
+from .events import EventFile
 
 WRITTEN = ("last.pt", "best.pt", "history.json", "log.csv")
 COLUMNS = ("step", "lr", "loss", "validation_loss", "validation_accuracy", "validation_auc", "validation_rmse")
@@ -101,10 +101,7 @@ class Run:
         self._csv = open(self.folder / "log.csv", "a", newline="", buffering=1)
         if self._wants_events:
             with self._naming("tensorboard"):
-                from torch.utils.tensorboard import SummaryWriter
-
-                # TensorBoard drops what earlier files of the folder say about later steps.
-                self._events = SummaryWriter(self.folder / "tensorboard", purge_step=steps + 1)
+                self._events = EventFile(self.folder / "tensorboard", steps + 1)
 
     def log(self, step: int, lr: float, loss: float, metrics: dict) -> None:
         """One line a step, with the metrics of an evaluation after it, if there was one. Raises OSError."""
@@ -112,11 +109,8 @@ class Run:
             csv.writer(self._csv, lineterminator="\n").writerow(_row(step, lr, loss, metrics))
         if self._events is not None:
             with self._naming("tensorboard"):
-                self._events.add_scalar("training/loss", loss, step)
-                self._events.add_scalar("training/learning rate", lr, step)
-                for name, value in metrics.items():
-                    if name != "step" and math.isfinite(value):
-                        self._events.add_scalar(f"validation/{name}", value, step)
+                self._events.add(step, {"training/loss": loss, "training/learning rate": lr})
+                self._events.add(step, {f"validation/{name}": value for name, value in metrics.items() if name != "step"})
                 if metrics:
                     self._events.flush()
 
