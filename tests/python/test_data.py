@@ -372,3 +372,14 @@ def test_muons_are_repeated_only_when_there_are_too_few():
     assert sorted(draw(rng, 6, 6)) == list(range(6))
     few = draw(rng, 2, 50)
     assert len(few) == 50 and set(few) == {0, 1}
+
+
+def test_the_loader_of_the_documentation_writes_scans(tmp_path, monkeypatch, capsys):
+    import muvox.data
+
+    text = Path(muvox.data.__file__).with_name("FORMAT.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(text.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out == "10 50 ('beryllium', 'lead')\n"
+    with Scans(tmp_path / "scans.h5") as scans:
+        assert len(scans.of_split("validation")) == 2 and np.isfinite(scans.muons(3)).all()

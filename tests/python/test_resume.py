@@ -35,7 +35,7 @@ SETTINGS = {
     "ln X0, all muons": dataclasses.replace(QUICK, steps=6, target="log_x0", muons=0, crop=2),
     "stopped early": dataclasses.replace(QUICK, steps=14, evaluations=14, patience=2, lr=0.1),
 }
-LONGER = dataclasses.replace(QUICK, steps=60, evaluations=6)
+LONGER = dataclasses.replace(QUICK, steps=50, evaluations=5)
 SMALL: Path
 
 
@@ -107,7 +107,7 @@ def assert_same_run(folder, other):
 def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path, name):
     settings = SETTINGS[name]
     whole = run(settings, tmp_path / "whole")
-    for stop, save_every in ((1, 0), (whole.step // 2, 3), (whole.step - 1, 1)):
+    for stop, save_every in ((1, 0), (whole.step - 2, 3)):
         folder = tmp_path / f"{stop}-{save_every}"
         run_until(stop, settings, folder, save_every=save_every)
         resumed = run(settings, folder, resume=True)
@@ -158,6 +158,9 @@ def kill_and_compare(folder, kills, workers):
         process.start()
         return process, time.monotonic()
 
+    warm = context.Process(target=int)  # the server starts, and imports
+    warm.start()
+    warm.join()
     process, started = start(folder / "whole")
     process.join()
     assert process.exitcode == 0
@@ -374,9 +377,9 @@ with Scans({str(folder / "large.h5")!r}, MUON_COLUMNS) as scans:
 
 
 def test_memory_stays_flat_while_training_streams(tmp_path):
-    """Every volume of 150 MB is read once after the third step."""
-    grown, size = train_streaming(tmp_path, 30, 0)
-    assert size > 150e6 and grown < 30e6, (grown, size)
+    """All of the 100 MB are read once after the third step."""
+    grown, size = train_streaming(tmp_path, 20, 0)
+    assert size > 100e6 and grown < 30e6, (grown, size)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "gradcheck": "muvox.gradcheck:gradcheck",
     "train": "muvox.train.command:train",
 }
+STOPPED: list[int] = []  # exit status that a signal asked for
 
 
 class Commands(click.Group):
@@ -43,8 +44,10 @@ class Commands(click.Group):
             code = super().main(*args, standalone_mode=False, **extra)
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", 130)
-        except (click.ClickException, UserError, OSError, MemoryError, RuntimeError) as error:
-            _fail(_explain(error), 2)
+        except Exception as error:
+            if STOPPED:  # the signal came within a callback of HDF5, which makes an error of its own of it
+                sys.exit(STOPPED[0])
+            _tell(error)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -58,6 +61,12 @@ def _explain(error: Exception) -> str:
         return "not enough memory; try fewer --muons or a smaller --batch or --crop"
     if isinstance(error, UserError):
         return str(error)
+    raise error
+
+
+def _tell(error: Exception) -> None:
+    if isinstance(error, (click.ClickException, UserError, OSError, MemoryError, RuntimeError)):
+        _fail(_explain(error), 2)
     raise error
 
 
@@ -77,7 +86,7 @@ def muvox(context: click.Context) -> None:
 @muvox.command()
 @click.argument("checkpoint", type=file)
 @click.argument("scans", type=file)
-@click.option("--out", type=file, help="HDF5 file: log-probabilities, mean and standard deviation of ln X0 of every voxel.")
+@click.option("--out", type=file, help="HDF5 file: probabilities, mean and standard deviation of ln X0 of every voxel.")
 @click.option("--vti", type=file, help="Folder for ParaView: one .vti file a volume.")
 @click.option("--volumes", callback=volume_numbers, help="Only these, e.g. 0-39,200.")
 @click.option(
@@ -138,7 +147,12 @@ def info() -> None:
         console.print(f"[bold]{name:<20}[/bold]{escape(value)}", highlight=False)
 
 
+def _stop(number: int, frame) -> None:
+    STOPPED.append(128 + number)
+    sys.exit(STOPPED[0])
+
+
 def main() -> None:
     """Entry point. A terminated run cleans up behind it like an interrupted one."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _stop)
     muvox(prog_name="muvox")

@@ -33,7 +33,11 @@ SHOWN = {
 @click.option("--picture", type=file, default="evaluation.png", show_default=True, help="ROC and confusion, a PNG.")
 @click.option("--json", "figures", type=click.Path(path_type=Path, allow_dash=True), help="Figures too; - for stdout.")
 @click.option(
-    "--split", type=click.Choice(["validation", "training", "all"]), default="validation", show_default=True, help="Volumes."
+    "--split",
+    type=click.Choice(["validation", "training", "all"]),
+    default="validation",
+    show_default=True,
+    help="Which volumes.",
 )
 @click.option("--volumes", callback=volume_numbers, help="Only these, e.g. 0-39,200.")
 @click.option("--muons", type=click.IntRange(min=0), default=0, show_default=True, help="Drawn of a volume; 0: all.")
@@ -87,9 +91,8 @@ def _show(console: Console, result: Evaluation) -> None:
     shown = [name for name in SHOWN if name in result.results[0].scores]
     for name in shown:
         table.add_column(SHOWN[name], justify="right")
-    best = {
-        name: max(r.scores.get(name, np.nan) for r in result.results) for name in shown if name.startswith(("auc", "acc"))
-    }
+    higher_is_better = [name for name in shown if name.startswith(("auc", "acc"))]
+    best = {name: max(r.scores.get(name, np.nan) for r in result.results) for name in higher_is_better}
     for method in result.results:
         cells = []
         for name in shown:

@@ -151,7 +151,7 @@ def evaluation_picture(file, result) -> None:
             right.text(column, row, f"{value:.2f}", ha="center", va="center", color="w" if value > 0.5 else "k", size=9)
     right.set_xticks(places, result.materials, rotation=30, ha="right")
     right.set_yticks(places, [f"{m}\n{n:,}" for m, n in zip(result.materials, confusion.sum(axis=1))])
-    right.set(xlabel="taken for", ylabel="true material, voxels", title=f"{result.results[0].name}: share of each material")
+    right.set(xlabel="taken for", ylabel="true material, voxels", title=f"{result.results[0].name}: share of each")
     figure.colorbar(image, ax=right, shrink=0.8)
     figure.savefig(file, format="png")
     plt.close(figure)

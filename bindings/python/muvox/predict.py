@@ -77,11 +77,11 @@ def predict(
     """Writes predictions for volumes of `scans` (None: all), one after the other.
 
     Arguments:
-        out: an HDF5 file, format "muvox-prediction" version 1 (FORMAT.md has all of it), that appears when all are done:
+        out: an HDF5 file, format "muvox-prediction" version 1 (see FORMAT.md), that appears when all are done:
             `/expected_log_x0` and `/sigma_log_x0` float32 (volumes, x, y, z), mean and standard deviation of ln X0 (X0
             in m), and, of a network that gives materials, `/log_probability` float32 (volumes, classes, x, y, z)
-        vti: a folder for ParaView files, one a volume, named by its number in the scan file; cell data `x0` (m,
-            exp of the mean), `log_x0`, `sigma_log_x0`, `material` (likeliest, or nearest to the mean), and, where known,
+        vti: a folder for ParaView files, one a volume, named by its number in the scan file; cell data `x0` (m, exp of
+            the mean), `log_x0`, `sigma_log_x0`, `material` (likeliest, or nearest to the mean), and, where known,
             `true_x0` and `true_material`
         muons, seed: see `predict_volume`
         report: called with the number of volumes done

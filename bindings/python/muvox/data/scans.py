@@ -90,7 +90,7 @@ class Scans:
         return material
 
     def log_x0(self, index: int) -> np.ndarray:
-        """(x, y, z) float32 ln of the true radiation length (m). Raises ScanError unless all are positive and finite."""
+        """(x, y, z) float32 ln of the true radiation length, m. Raises ScanError unless it is positive and finite."""
         x0 = self._read("x0", index)
         if not (np.isfinite(x0).all() and (x0 > 0).all()):
             raise self._error(f"volume {index}: a radiation length is not positive and finite")

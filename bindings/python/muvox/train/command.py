@@ -53,7 +53,10 @@ def _number(least: float = 0, open: bool = False):
     "Train on random boxes of at most this many voxels a side: quicker; 0: whole volumes.",
 )
 @click.option(
-    "--mirror/--no-mirror", default=DEFAULT.mirror, show_default=True, help="Train on mirror images and quarter turns too."
+    "--mirror/--no-mirror",
+    default=DEFAULT.mirror,
+    show_default=True,
+    help="Train on mirror images and quarter turns too.",
 )
 @_option("norm", click.Choice(["batch", "lumin"]), "Running norm: sound at any batch size, or LUMIN's.")
 @_option(
@@ -69,12 +72,16 @@ def _number(least: float = 0, open: bool = False):
 @_option("evaluations", count, "Validations, and checkpoints, of the run.")
 @_option("validation", count, "Validation volumes used, at most.")
 @click.option(
-    "--save-every", type=click.IntRange(min=0), default=0, show_default=True, help="Steps between further checkpoints; 0: none."
+    "--save-every",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Steps between further checkpoints; 0: none.",
 )
 @click.option(
     "--workers", type=click.IntRange(0, 256), default=0, show_default=True, help="Processes that load batches ahead."
 )
-@click.option("--tensorboard/--no-tensorboard", default=True, show_default=True, help="Write TensorBoard's event files.")
+@click.option("--tensorboard/--no-tensorboard", default=True, show_default=True, help="Write files for TensorBoard.")
 @threads
 @device
 @click.pass_context

@@ -110,7 +110,8 @@ class Run:
         if self._events is not None:
             with self._naming("tensorboard"):
                 self._events.add(step, {"training/loss": loss, "training/learning rate": lr})
-                self._events.add(step, {f"validation/{name}": value for name, value in metrics.items() if name != "step"})
+                evaluated = {f"validation/{name}": value for name, value in metrics.items() if name != "step"}
+                self._events.add(step, evaluated)
                 if metrics:
                     self._events.flush()
 
