@@ -131,6 +131,18 @@ def test_loading_processes_change_nothing(tmp_path):
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_folder_of_scans_trains_as_the_file_does(tmp_path):
+    (tmp_path / "shards").mkdir()
+    with Scans(SMALL) as scans:
+        for name, part in (("a.h5", range(5)), ("b.h5", range(5, 12))):
+            write_scans(tmp_path / "shards" / name, scans.volumes(part), scans.grid, scans.materials)
+    run(dataclasses.replace(QUICK, steps=3), tmp_path / "whole")
+    given = options(dataclasses.replace(QUICK, steps=3))
+    result = call("train", tmp_path / "shards", "--out", tmp_path / "run", "--workers", 2, "--no-tensorboard", *given)
+    assert result.exit_code == 0, result.output
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
 def test_tensorboard_shows_every_step_once(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -96,9 +96,9 @@ def muvox(context: click.Context) -> None:
 @threads
 @device
 def predict(checkpoint: Path, scans: Path, out, vti, volumes, muons: int, seed: int, device: str) -> None:
-    """Predict the materials in SCANS with the network in CHECKPOINT, to --out, --vti or both."""
+    """Predict the materials in SCANS, a scan file or a folder of them, with the network in CHECKPOINT, to --out, --vti or both."""
     from .checkpoint import load
-    from .data import Scans
+    from .data import open_scans
     from .data.features import MUON_COLUMNS
     from .display import progress_bar
     from .predict import predict as run
@@ -108,7 +108,7 @@ def predict(checkpoint: Path, scans: Path, out, vti, volumes, muons: int, seed: 
     if out is not None:
         keep([checkpoint, scans], out)
     console, state = Console(), load(checkpoint, device)
-    with Scans(scans, MUON_COLUMNS) as data, progress_bar(console) as progress:
+    with open_scans(scans, MUON_COLUMNS) as data, progress_bar(console) as progress:
         chosen = data.numbers(volumes)
         task = progress.add_task("predicting", total=len(chosen))
         run(

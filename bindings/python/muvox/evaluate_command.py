@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .checkpoint import load
-from .data import Scans
+from .data import Scans, open_scans
 from .display import progress_bar
 from .evaluation import Evaluation, Result, evaluate_scans, work
 from .files import atomic_write
@@ -45,7 +45,7 @@ SHOWN = {
 @threads
 @device
 def evaluate(checkpoint: Path, scans: Path, picture: Path, figures, split, volumes, muons, seed, device) -> None:
-    """Compare the network in CHECKPOINT with PoCA and ASR maps on SCANS, a scan file with truth.
+    """Compare the network in CHECKPOINT with PoCA and ASR maps on SCANS, a scan file with truth or a folder.
 
     Block: a voxel of another material than most of its volume. Dense: a radiation length below 2 cm.
     """
@@ -56,7 +56,7 @@ def evaluate(checkpoint: Path, scans: Path, picture: Path, figures, split, volum
         keep([checkpoint, scans], target)
     console = Console(stderr=to_stdout)
     state = load(checkpoint, device)
-    with Scans(scans) as data:
+    with open_scans(scans) as data:
         chosen = _chosen(data, split, volumes)
         with progress_bar(console) as progress:
             task = progress.add_task("evaluating", total=work(data, chosen))

@@ -7,7 +7,7 @@ import torch
 
 from . import classical
 from .checkpoint import Checkpoint
-from .data import ScanError, Scans
+from .data import ScanError, Scans, open_scans
 from .data.features import MUON_COLUMNS, draw
 from .metrics import log_x0_scores, nearest_material, rise, roc_auc, roc_curve
 from .predict import SEED, check_match, predict_volume
@@ -88,7 +88,7 @@ def evaluate_scans(
     if not len(volumes):
         raise ScanError(f"{scans.path}: no volumes to evaluate")
     truth = _Truth(scans, volumes)
-    with Scans(scans.path, MUON_COLUMNS) as data:
+    with open_scans(scans.path, MUON_COLUMNS) as data:
         said = []
         for done, index in enumerate(volumes, start=1):
             said.append(predict_volume(checkpoint, data, index, muons, seed))

@@ -17,15 +17,16 @@ class Scans:
 
     The file's structure is checked on opening; muons and truth stay on disk and are read, and checked, one volume at a
     time.
-    `columns` are the muon columns to read, in that order; None takes all there are. It can be used in forked processes
+    `columns` are the muon columns to read, in that order; None takes all there are; `cache_bytes` of decompressed data
+    are kept per dataset. It can be used in forked processes
     and sent to others: each opens the file for itself.
 
     Attributes: `grid`, `materials` (None without truth), `columns`, `units`, `row_splits`, `volume_id`, `split`.
     Raises ScanError for a file that is missing, truncated, foreign or inconsistent.
     """
 
-    def __init__(self, path, columns: Iterable[str] | None = None):
-        self.path = Path(path)
+    def __init__(self, path, columns: Iterable[str] | None = None, cache_bytes: int = CACHE_BYTES):
+        self.path, self._cache_bytes = Path(path), cache_bytes
         self._file, self._process = self._open(), os.getpid()
         self._data = {}  # open datasets: HDF5 drops its cache of decompressed chunks with the last handle
         try:
@@ -120,7 +121,7 @@ class Scans:
         if not self.path.is_file():
             raise self._error("not a file")
         try:
-            return h5py.File(self.path, "r", rdcc_nbytes=CACHE_BYTES, rdcc_nslots=10007)
+            return h5py.File(self.path, "r", rdcc_nbytes=self._cache_bytes, rdcc_nslots=10007)
         except PermissionError:
             raise self._error("permission denied") from None
         except OSError as error:

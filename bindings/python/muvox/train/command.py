@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from ..checkpoint import Checkpoint
-from ..data import Scans
+from ..data import Scans, open_scans
 from ..data.features import LIMITS, MUON_COLUMNS
 from ..display import told_warnings, training_progress
 from ..files import atomic_write
@@ -86,7 +86,7 @@ def _number(least: float = 0, open: bool = False):
 @device
 @click.pass_context
 def train(context, scans: Path, out: Path, resume, overwrite, save_every, workers, tensorboard, **options) -> None:
-    """Train VoxelNet on SCANS, a scan file with truth.
+    """Train VoxelNet on SCANS, a scan file with truth or a folder of them.
 
     A run that was killed goes on with --resume, and ends with the same weights as one that was not.
     """
@@ -94,7 +94,7 @@ def train(context, scans: Path, out: Path, resume, overwrite, save_every, worker
         raise click.UsageError("--resume and --overwrite exclude each other")
     console, settings = Console(), Settings(**options)
     with (
-        Scans(scans, MUON_COLUMNS) as data,
+        open_scans(scans, MUON_COLUMNS) as data,
         told_warnings(lambda text: click.echo(f"muvox: {scans}: {text}", err=True)),
         Run(out, tensorboard) as run,
     ):
