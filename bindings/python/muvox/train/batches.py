@@ -157,7 +157,9 @@ class TrainingData:
         `prepare` is called in every new process.
         """
         steps = range(first, self.settings.steps)
-        more: dict = dict(prefetch_factor=2, worker_init_fn=prepare) if workers else {}
+        more: dict = {}
+        if workers:  # forked whatever Python's default is: nothing is copied, and the data need not be sent
+            more = dict(prefetch_factor=2, worker_init_fn=prepare, multiprocessing_context="fork")
         more["generator"] = torch.Generator()  # or else each start of a loader would take a number from the common one
         return iter(torch.utils.data.DataLoader(_Steps(self), None, sampler=steps, num_workers=workers, **more))
 
