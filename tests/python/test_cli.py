@@ -51,7 +51,7 @@ def trained(tmp_path_factory):
 
 
 def test_training_writes_checkpoints_and_history(trained):
-    assert sorted(os.listdir(trained)) == ["best.pt", "history.json", "last.pt"]
+    assert sorted(os.listdir(trained)) == ["best.pt", "history.json", "last.pt", "log.csv", "tensorboard"]
     history = json.loads((trained / "history.json").read_text())
     assert len(history["loss"]) == 2 and history["settings"]["muons"] == 8
     assert history["validation"][-1]["step"] == 2
@@ -172,7 +172,9 @@ def test_gradcheck_runs_from_here():
         (["--steps", "0"], "'--steps'"),
         (["--steps", "many"], "'--steps'"),
         (["--batch", "-1"], "'--batch'"),
-        (["--muons", "0"], "'--muons'"),
+        (["--muons", "-1"], "'--muons'"),
+        (["--weight-decay", "inf"], "'--weight-decay'"),
+        (["--patience", "-1"], "'--patience'"),
         (["--threads", "0"], "'--threads'"),
         (["--lr", "0"], "'--lr'"),
         (["--lr", "nan"], "'--lr'"),
@@ -294,13 +296,13 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path, trained):
             "--threads",
             1,
         ],
-        tmp_path / "run" / "last.pt": ["train", TINY, "--out", tmp_path / "run", *SHORT],
+        tmp_path / "run" / "best.pt": ["train", TINY, "--out", tmp_path / "run", *SHORT],
     }.items():
         result = limited(20_000, *arguments)
         assert result.returncode == 2, result.stderr
         assert result.stderr.splitlines()[-1] == f"muvox: {target}: File too large"
         assert "Traceback" not in result.stderr
-        assert os.listdir(target.parent) == [] if target.parent != tmp_path else not target.exists()
+        assert not target.exists() and not list(target.parent.glob(".*"))
     assert sorted(os.listdir(tmp_path)) == ["run"]
 
 
@@ -334,7 +336,8 @@ def test_a_stopped_run_leaves_no_partial_file(tmp_path, trained, stop, code):
         assert process.poll() is None and time.monotonic() - started < 60
         time.sleep(0.02)
     process.send_signal(stop)
-    assert process.wait(60) == code
-    assert b"Traceback" not in process.stderr.read()
+    told = process.stderr.read()
+    assert process.wait(60) == code, told
+    assert b"Traceback" not in told
     process.stderr.close()
     assert os.listdir(tmp_path) == ["scan.h5"]

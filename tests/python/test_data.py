@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from muvox.data import COLUMNS, Grid, Materials, ScanError, Scans, Volume, convert, write_scans
+from muvox.data import COLUMNS, Grid, Materials, ScanError, Scans, Volume, convert, open_scans, write_scans
 from muvox.data.features import FEATURES, MUON_COLUMNS, draw, muon_features, voxel_features
 from muvox.files import atomic_write
 
@@ -372,3 +373,48 @@ def test_muons_are_repeated_only_when_there_are_too_few():
     assert sorted(draw(rng, 6, 6)) == list(range(6))
     few = draw(rng, 2, 50)
     assert len(few) == 50 and set(few) == {0, 1}
+
+
+def test_the_loader_of_the_documentation_writes_scans(tmp_path, monkeypatch, capsys):
+    import muvox.data
+
+    text = Path(muvox.data.__file__).with_name("FORMAT.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(text.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out == "10 50 ('beryllium', 'lead')\n"
+    with Scans(tmp_path / "scans.h5") as scans:
+        assert len(scans.of_split("validation")) == 2 and np.isfinite(scans.muons(3)).all()
+
+
+def test_a_folder_of_scans_is_read_as_one(tmp_path):
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    every = list(volumes([5, 0, 3, 7, 2]))
+    for name, part in (("b.h5", every[2:]), ("a.h5", every[:2])):
+        write_scans(folder / name, part, GRID, MATERIALS)
+    with open_scans(folder, ["p", "dx"]) as scans:
+        sent = pickle.loads(pickle.dumps(scans))
+        for opened in (scans, sent):
+            assert [opened.count(i) for i in range(len(opened))] == [5, 0, 3, 7, 2]
+            for got, want in itertools.zip_longest(opened.volumes(), every):
+                assert (got.volume_id, got.split, got.background) == (want.volume_id, want.split, want.background)
+                assert np.array_equal(got.muons, want.muons[:, [17, 15]])
+                assert np.array_equal(got.x0, want.x0) and np.array_equal(got.material, want.material)
+    write_scans(folder / "c.h5", every, GRID, Materials(("light", "lead"), MATERIALS.x0))
+    with pytest.raises(ScanError, match="c.h5: other materials than .*a.h5"):
+        open_scans(folder)
+    with pytest.raises(ScanError, match="no scan files"):
+        open_scans(tmp_path)
+
+
+def test_a_forked_process_reads_for_itself(scan):
+    """Parent and child read at the same time, from one object."""
+    with Scans(scan) as scans:
+        before = scans.muons(0)
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            os.write(writer, b"1" if np.array_equal(scans.muons(0), before) and scans._process == os.getpid() else b"0")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0 and os.read(reader, 1) == b"1"
+        assert np.array_equal(scans.muons(0), before)
+    os.close(reader), os.close(writer)

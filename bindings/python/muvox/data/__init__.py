@@ -27,6 +27,7 @@ are kept. FORMAT.md beside this file lists the columns and the rules.
 from .convert import convert
 from .layout import COLUMNS, Grid, Materials, ScanError, Volume
 from .scans import Scans
+from .shards import Shards, open_scans
 from .writer import write_scans
 
-__all__ = ["COLUMNS", "Grid", "Materials", "ScanError", "Scans", "Volume", "convert", "write_scans"]
+__all__ = ["COLUMNS", "Grid", "Materials", "ScanError", "Scans", "Shards", "Volume", "convert", "open_scans", "write_scans"]
