@@ -15,6 +15,7 @@ from ..data import Grid, Scans
 from ..display import progress_bar
 from ..errors import UserError
 from ..files import atomic_write
+from ..options import keep
 from .layouts import Box, GivenBoxes, Layout, RandomBlock, RandomBoxes, materials_of, read_maps
 from .native import SimulationError
 from .scans import Settings, simulate as run
@@ -170,11 +171,9 @@ def simulate(out: Path, reference: Path | None, maps: Path | None, picture: Path
     Writes a scan file that `muvox train` reads. A muon's random numbers depend on the seed, its volume and its place in
     it: threads change nothing.
     """
-    from ..cli import _keep
-
-    _keep([path for path in (reference, maps) if path], out)
+    keep([path for path in (reference, maps) if path], out)
     if picture:
-        _keep([path for path in (reference, maps, out) if path], picture)
+        keep([path for path in (reference, maps, out) if path], picture)
         if picture.resolve() == out.resolve():
             raise click.UsageError(f"{picture}: the picture cannot be the scan file")
     console = Console()
