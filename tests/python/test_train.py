@@ -109,11 +109,11 @@ def test_the_same_seed_gives_the_same_losses_bit_for_bit(trained):
 
 
 def test_training_learns():
-    """Ten steps on two volumes with the rate at its peak from the third step on bring the loss down."""
+    """Some steps on two volumes bring the loss down."""
     with Scans(SAMPLE, MUON_COLUMNS) as scans:
         scans.split = np.ones_like(scans.split)
         scans.split[:2] = 0
-        settings = Settings(steps=40, batch=2, muons=32, crop=3, mirror=False, lr=1e-2, evaluations=1, validation=1)
+        settings = Settings(steps=30, batch=2, muons=32, crop=4, mirror=False, lr=1e-2, evaluations=1, validation=1)
         loss = train(scans, settings).history["loss"]
     assert np.mean(loss[-10:]) < 0.6 * np.mean(loss[:5])
 

@@ -3,10 +3,7 @@
 Whatever is wrong with the input ends with one line on stderr and exit status 2.
 """
 
-import dataclasses
 import importlib
-import json
-import math
 import signal
 import sys
 from pathlib import Path
@@ -16,8 +13,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from .errors import UserError
+from .options import device, file, keep, seed_range, threads, volume_numbers
 
-ELSEWHERE = {"bench": "muvox.bench:bench", "demo": "muvox.demo:demo", "gradcheck": "muvox.gradcheck:gradcheck"}
+ELSEWHERE = {
+    "bench": "muvox.bench:bench",
+    "demo": "muvox.demo:demo",
+    "evaluate": "muvox.evaluate_command:evaluate",
+    "gradcheck": "muvox.gradcheck:gradcheck",
+    "train": "muvox.train.command:train",
+}
 
 
 class Commands(click.Group):
@@ -62,63 +66,6 @@ def _fail(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _device(context, parameter, value: str) -> str:
-    import torch
-
-    try:
-        kind = torch.device(value).type
-    except RuntimeError:
-        raise click.BadParameter(f"'{value}' is not a device") from None
-    if kind != "cpu":
-        raise click.BadParameter(f"'{value}': training and prediction run on the CPU in this version")
-    return value
-
-
-def _finite(context, parameter, value: float) -> float:
-    if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number")
-    return value
-
-
-def _threads(context, parameter, value: int | None) -> None:
-    import torch
-
-    if value is not None:
-        torch.set_num_threads(value)
-
-
-def _keep(inputs: list[Path], target: Path) -> None:
-    """Refuses to write over what is read."""
-    if any(target.exists() and path.exists() and target.samefile(path) for path in inputs):
-        raise click.UsageError(f"{target} is read from and cannot be written to")
-
-
-def _volumes(context, parameter, value: str | None) -> list[int] | None:
-    """ "0-39,200" -> [0, …, 39, 200]."""
-    if value is None:
-        return None
-    try:
-        ranges = []
-        for part in value.split(","):
-            first, dash, last = part.partition("-")
-            ranges.append(range(int(first), int(last if dash else first) + 1))
-    except ValueError:
-        raise click.BadParameter(f"'{value}' is not a list of numbers and ranges such as 0-39,200") from None
-    return [index for indices in ranges for index in indices]
-
-
-count = click.IntRange(min=1)
-file = click.Path(path_type=Path)
-threads = click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    callback=_threads,
-    expose_value=False,
-    help="CPU threads.  [default: all cores]",
-)
-device = click.option("--device", default="cpu", show_default=True, callback=_device, help="Where the network runs.")
-
-
 @click.group(cls=Commands, invoke_without_command=True)
 @click.pass_context
 def muvox(context: click.Context) -> None:
@@ -128,100 +75,56 @@ def muvox(context: click.Context) -> None:
 
 
 @muvox.command()
-@click.argument("scans", type=file)
-@click.option("--out", type=file, required=True, help="Folder for best.pt, last.pt and history.json.")
-@click.option("--steps", type=count, default=2000, show_default=True, help="Optimiser steps.")
-@click.option("--batch", type=count, default=4, show_default=True, help="Volumes of a step.")
-@click.option("--muons", type=count, default=128, show_default=True, help="Muons drawn of every volume in a step.")
-@click.option(
-    "--crop",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Train on random boxes of at most this many voxels a side: quicker.  [0: whole volumes]",
-)
-@click.option(
-    "--mirror/--no-mirror", default=True, show_default=True, help="Train on mirror images and quarter turns too."
-)
-@click.option(
-    "--norm",
-    type=click.Choice(["batch", "lumin"]),
-    default="batch",
-    show_default=True,
-    help="Running norm: sound at any batch size, or LUMIN's.",
-)
-@click.option(
-    "--lr",
-    type=click.FloatRange(min=0, min_open=True),
-    default=3e-3,
-    show_default=True,
-    callback=_finite,
-    help="Highest learning rate of the one-cycle schedule.",
-)
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Everything random.")
-@click.option(
-    "--evaluations", type=count, default=10, show_default=True, help="Validations, and checkpoints, of the run."
-)
-@click.option("--validation", type=count, default=40, show_default=True, help="Validation volumes used, at most.")
-@threads
-@device
-def train(scans: Path, out: Path, **options) -> None:
-    """Train VoxelNet on SCANS, a scan file with truth."""
-    from .data import Scans
-    from .data.features import MUON_COLUMNS
-    from .display import told_warnings, training_progress
-    from .files import atomic_write
-    from .train import Settings
-    from .train import train as run
-
-    console, settings = Console(), Settings(**options)
-    with (
-        Scans(scans, MUON_COLUMNS) as data,
-        told_warnings(lambda text: click.echo(f"muvox: {scans}: {text}", err=True)),
-    ):
-        out.mkdir(parents=True, exist_ok=True)
-        with training_progress(console, settings.steps) as report:
-            state = run(data, settings, out, report)
-    with atomic_write(out / "history.json") as target:
-        target.write(json.dumps(dict(state.history, settings=dataclasses.asdict(settings)), indent=1).encode())
-    console.print(f"{out}: best.pt, last.pt, history.json", highlight=False)
-
-
-@muvox.command()
 @click.argument("checkpoint", type=file)
 @click.argument("scans", type=file)
-@click.option("--out", type=file, required=True, help="HDF5 file with log-probabilities and E[ln X0] of every voxel.")
+@click.option("--out", type=file, help="HDF5 file: log-probabilities, mean and standard deviation of ln X0 of every voxel.")
+@click.option("--vti", type=file, help="Folder for ParaView: one .vti file a volume.")
+@click.option("--volumes", callback=volume_numbers, help="Only these, e.g. 0-39,200.")
 @click.option(
     "--muons", type=click.IntRange(min=0), default=0, show_default=True, help="Muons drawn of a volume.  [0: all]"
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=17, show_default=True, help="Which muons are drawn.")
+@click.option("--seed", type=seed_range, default=17, show_default=True, help="Which muons are drawn.")
 @threads
 @device
-def predict(checkpoint: Path, scans: Path, out: Path, muons: int, seed: int, device: str) -> None:
-    """Predict the materials in SCANS with the network in CHECKPOINT."""
+def predict(checkpoint: Path, scans: Path, out, vti, volumes, muons: int, seed: int, device: str) -> None:
+    """Predict the materials in SCANS with the network in CHECKPOINT, to --out, --vti or both."""
     from .checkpoint import load
     from .data import Scans
     from .data.features import MUON_COLUMNS
     from .display import progress_bar
     from .predict import predict as run
 
-    _keep([checkpoint, scans], out)
+    if out is None and vti is None:
+        raise click.UsageError("nothing to write: name a file by --out, or a folder by --vti")
+    if out is not None:
+        keep([checkpoint, scans], out)
     console, state = Console(), load(checkpoint, device)
     with Scans(scans, MUON_COLUMNS) as data, progress_bar(console) as progress:
-        task = progress.add_task("predicting", total=len(data))
-        run(state, data, out, muons, seed, lambda done: progress.update(task, completed=done))
-    console.print(f"{out}: {len(data)} volumes", highlight=False)
+        chosen = data.numbers(volumes)
+        task = progress.add_task("predicting", total=len(chosen))
+        run(
+            state,
+            data,
+            out,
+            muons,
+            seed,
+            lambda done: progress.update(task, completed=done),
+            vti=vti,
+            volumes=chosen,
+        )
+    written = " and ".join(str(target) for target in (out, vti) if target is not None)
+    console.print(f"{written}: {len(chosen)} volumes", highlight=False, soft_wrap=True)
 
 
 @muvox.command()
 @click.argument("source", type=file)
 @click.argument("target", type=file)
-@click.option("--volumes", callback=_volumes, help="Only these, e.g. 0-39,200.")
+@click.option("--volumes", callback=volume_numbers, help="Only these, e.g. 0-39,200.")
 def convert(source: Path, target: Path, volumes: list[int] | None) -> None:
     """Write the volumes of SOURCE, a NumPy archive (.npz), to TARGET, a scan file (.h5)."""
     from .data import convert as run
 
-    _keep([source], target)
+    keep([source], target)
     click.echo(f"{target}: {run(source, target, volumes)} volumes")
 
 

@@ -32,25 +32,30 @@ def progress_bar(console: Console, *extra: TextColumn) -> Progress:
 
 
 @contextlib.contextmanager
-def training_progress(console: Console, steps: int) -> Iterator[Report]:
-    """A bar with loss (running mean) and block AUC, and a line for every evaluation; yields what `train` reports to."""
+def training_progress(console: Console, steps: int, done: int = 0) -> Iterator[Report]:
+    """A bar with loss (running mean) and block AUC, and a line for every evaluation; yields what `train` reports to.
+
+    `done`: steps of earlier runs.
+    """
     columns = TextColumn("loss {task.fields[loss]}"), TextColumn("block AUC {task.fields[auc]}")
     with progress_bar(console, *columns) as progress:
-        task = progress.add_task("training", total=steps, loss="–", auc="–")
-        mean, shown = 0.0, {}
+        task = progress.add_task("training", total=steps, completed=done, loss="–", auc="–")
+        mean: float | None = None
+        shown: dict = {}
 
         def report(step: int, loss: float, metrics: dict) -> None:
             nonlocal mean, shown
-            mean += (loss - mean) * max(0.04, 1 / step)
-            if metrics and metrics is not shown:
+            mean = loss if mean is None else mean + (loss - mean) * max(0.04, 1 / step)
+            if "loss" in metrics and metrics is not shown:
                 shown = metrics
+                rmse = f", error of ln X0 {metrics['rmse']:.3f}" if "rmse" in metrics else ""
                 console.print(
                     f"step {step}: loss {mean:.3f}; validation: loss {metrics['loss']:.3f}, accuracy "
-                    f"{metrics['accuracy']:.3f}, block AUC {metrics['auc']:.3f}",
+                    f"{metrics['accuracy']:.3f}, block AUC {metrics['auc']:.3f}{rmse}",
                     highlight=False,
                     soft_wrap=True,
                 )
-            auc = f"{metrics['auc']:.3f}" if metrics else "–"
+            auc = f"{metrics['auc']:.3f}" if "auc" in metrics else "–"
             progress.update(task, completed=step, loss=f"{mean:.3f}", auc=auc)
 
         yield report

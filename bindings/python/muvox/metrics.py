@@ -21,14 +21,29 @@ def roc_auc(score: np.ndarray, truth: np.ndarray) -> float:
     """
     from torchmetrics.functional.classification import binary_auroc
 
+    rank, truth = _ranked(score, truth)
+    if truth.all() or not truth.any():
+        return float("nan")
+    return float(binary_auroc(rank, truth.long()))
+
+
+def roc_curve(score: np.ndarray, truth: np.ndarray, points: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of false and of true findings as the threshold falls, each (n,), n at most about `points`, from 0 to 1."""
+    from torchmetrics.functional.classification import binary_roc
+
+    rank, truth = _ranked(score, truth)
+    false, true = (part.numpy() for part in binary_roc(rank, truth.long())[:2])
+    kept = np.unique(np.linspace(0, len(false) - 1, points).astype(int))
+    return false[kept], true[kept]
+
+
+def _ranked(score: np.ndarray, truth: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """torchmetrics takes scores outside 0..1 for logits and squashes them: ranks in 0..1 keep order and ties."""
     score, truth = np.asarray(score, np.float64).ravel(), np.asarray(truth, bool).ravel()
     if np.isnan(score).any():
         raise ValueError("a score is NaN")
-    if truth.all() or not truth.any():
-        return float("nan")
-    # torchmetrics takes scores outside 0..1 for logits and squashes them: ranks in 0..1 keep order and ties.
-    rank = np.unique(score, return_inverse=True)[1].reshape(-1) / len(score)
-    return float(binary_auroc(torch.from_numpy(rank), torch.from_numpy(truth).long()))
+    rank = np.unique(score, return_inverse=True)[1].reshape(-1) / max(len(score), 1)
+    return torch.from_numpy(rank), torch.from_numpy(truth)
 
 
 def block_auc(logp: np.ndarray, x0, block: np.ndarray) -> float:
@@ -49,4 +64,32 @@ def evaluate(
         loss=float((np.where(block, weights[1], weights[0]) * nll).mean()),
         accuracy=float((logp.argmax(1) == material).mean()),
         auc=block_auc(logp, x0, block),
+    )
+
+
+def log_x0_scores(mean: np.ndarray, log_variance: np.ndarray, log_x0: np.ndarray) -> np.ndarray:
+    """Negative log-likelihood of ln X0 under normal distributions, without the constant ½ ln 2π; all of one shape."""
+    return 0.5 * (log_variance + (log_x0 - mean) ** 2 * np.exp(-log_variance))
+
+
+def nearest_material(log_x0: np.ndarray, x0) -> np.ndarray:
+    """Number of the material whose ln X0 is nearest, same shape as `log_x0`; `x0` of the materials, m."""
+    return np.abs(log_x0[..., None] - np.log(np.asarray(x0, np.float64))).argmin(-1)
+
+
+def evaluate_log_x0(
+    said: np.ndarray, log_x0: np.ndarray, block: np.ndarray, x0, weights: tuple[float, float]
+) -> dict[str, float]:
+    """Loss, accuracy of the nearest material, block AUC, and root mean square error of ln X0.
+
+    `said` (volumes, 2, voxels) mean and logarithm of the variance of ln X0; truth `log_x0` and `block`
+    (volumes, voxels); `x0` of the materials, m.
+    """
+    mean, log_variance = said.astype(np.float64).swapaxes(0, 1)
+    nll = log_x0_scores(mean, log_variance, log_x0)
+    return dict(
+        loss=float((np.where(block, weights[1], weights[0]) * nll).mean()),
+        accuracy=float((nearest_material(mean, x0) == nearest_material(log_x0, x0)).mean()),
+        auc=roc_auc(rise(-mean), block),
+        rmse=float(np.sqrt(((mean - log_x0) ** 2).mean())),
     )

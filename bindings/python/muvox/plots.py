@@ -122,3 +122,36 @@ def loss_curve(file, loss: Sequence[float], validation: Sequence[dict], auc_poca
         ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, format="png")
     plt.close(figure)
+
+
+def evaluation_picture(file, result) -> None:
+    """ROC curves of all methods of an `evaluation.Evaluation`, and the confusion of the first, as PNG."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), dpi=DPI, layout="constrained")
+    for number, method in enumerate(result.results):
+        false, true = method.curve
+        label = f"{method.name} (AUC {method.scores['auc_block']:.3f})"
+        left.plot(false, true, color=f"C{number}", linewidth=2.2 if number == 0 else 1.1, label=label)
+    left.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
+    left.set(
+        xlabel="background voxels taken for blocks",
+        ylabel="block voxels found",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        title=f"ROC of block voxels, {result.volumes} volumes",
+    )
+    left.legend(frameon=False, fontsize=8, loc="lower right")
+    left.spines[["top", "right"]].set_visible(False)
+    confusion = result.results[0].confusion
+    share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    image = right.imshow(share, vmin=0, vmax=1, cmap="Blues")
+    places = range(len(result.materials))
+    for row in places:
+        for column in places:
+            value = share[row, column]
+            right.text(column, row, f"{value:.2f}", ha="center", va="center", color="w" if value > 0.5 else "k", size=9)
+    right.set_xticks(places, result.materials, rotation=30, ha="right")
+    right.set_yticks(places, [f"{m}\n{n:,}" for m, n in zip(result.materials, confusion.sum(axis=1))])
+    right.set(xlabel="taken for", ylabel="true material, voxels", title=f"{result.results[0].name}: share of each material")
+    figure.colorbar(image, ax=right, shrink=0.8)
+    figure.savefig(file, format="png")
+    plt.close(figure)

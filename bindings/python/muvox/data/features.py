@@ -31,19 +31,29 @@ MUON_COLUMNS = (
 )
 FEATURES = ("dtheta_x", "dtheta_y", "dx", "dy", "log10_pred_x0", "dpoca_x", "dpoca_y", "dpoca_z", "dpoca_r")
 
+# What is shown of each column, in its unit; beyond, values are cut. dtheta: |theta_in − theta_out|.
+LIMITS = {"dtheta": (0.0, 0.3), "dxy": (-0.02, 0.02), "pred_x0": (1e-4, 1e2), "poca": (-2.0, 4.0)}
+
+
+def cut_counts(muons: np.ndarray) -> dict[str, int]:
+    """Number of the muons of which a value is cut, by the names of LIMITS. muons (muons, 10) columns MUON_COLUMNS."""
+    beyond = {
+        name: ((values < LIMITS[name][0]) | (values > LIMITS[name][1])).any(axis=1)
+        for name, values in zip(LIMITS, _parts(muons))
+    }
+    return {name: int(cut.sum()) for name, cut in beyond.items()}
+
+
+def _parts(muons: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Scattering angles, displacement, radiation length, PoCA."""
+    angles_in, angles_out, offset, x0, poca = np.split(muons, (2, 4, 6, 7), axis=1)
+    return np.abs(angles_in - angles_out), offset, x0, poca
+
 
 def muon_features(muons: np.ndarray) -> np.ndarray:
     """(muons, 10) columns MUON_COLUMNS -> (muons, 8) float32: columns 0 to 4 of the input, then PoCA x, y, z, m."""
-    angles_in, angles_out, offset, x0, poca = np.split(muons, (2, 4, 6, 7), axis=1)
-    return np.concatenate(
-        [
-            np.clip(np.abs(angles_in - angles_out), 0, 0.3) * 100,
-            np.clip(offset, -0.02, 0.02) * 1000,
-            np.log10(np.clip(x0, 1e-4, 1e2)),
-            np.clip(poca, -2.0, 4.0),
-        ],
-        axis=1,
-    ).astype(np.float32)
+    angles, offset, x0, poca = (np.clip(part, *limits) for part, limits in zip(_parts(muons), LIMITS.values()))
+    return np.concatenate([angles * 100, offset * 1000, np.log10(x0), poca], axis=1).astype(np.float32)
 
 
 def voxel_features(muons: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:

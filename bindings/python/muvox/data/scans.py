@@ -1,5 +1,6 @@
 """Reading scan files, one volume at a time."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ class Scans:
 
     The file's structure is checked on opening; muons and truth stay on disk and are read, and checked, one volume at a
     time.
-    `columns` are the muon columns to read, in that order; None takes all there are.
+    `columns` are the muon columns to read, in that order; None takes all there are. It can be used in forked processes
+    and sent to others: each opens the file for itself.
 
     Attributes: `grid`, `materials` (None without truth), `columns`, `units`, `row_splits`, `volume_id`, `split`.
     Raises ScanError for a file that is missing, truncated, foreign or inconsistent.
@@ -24,7 +26,7 @@ class Scans:
 
     def __init__(self, path, columns: Iterable[str] | None = None):
         self.path = Path(path)
-        self._file = self._open()
+        self._file, self._process = self._open(), os.getpid()
         self._data = {}  # open datasets: HDF5 drops its cache of decompressed chunks with the last handle
         try:
             self._read_header()
@@ -45,6 +47,9 @@ class Scans:
     def close(self) -> None:
         self._file.close()
 
+    def __getstate__(self) -> dict:
+        return dict(self.__dict__, _file=None, _process=None, _data=dict.fromkeys(self._data))
+
     @property
     def has_truth(self) -> bool:
         return self.materials is not None
@@ -56,6 +61,14 @@ class Scans:
     def of_split(self, split: str) -> np.ndarray:
         """Numbers of the volumes for "training" or "validation"."""
         return np.flatnonzero(self.split == SPLITS.index(split))
+
+    def numbers(self, volumes: Iterable[int] | None = None) -> list[int]:
+        """The given numbers of volumes, or all. Raises ScanError for one that is not there."""
+        chosen = list(range(len(self)) if volumes is None else volumes)
+        for index in chosen:
+            if not 0 <= index < len(self):
+                raise self._error(f"no volume {index}, there are {len(self)}")
+        return chosen
 
     def muons(self, index: int) -> np.ndarray:
         """(muons, columns) float32 of one volume. Raises ScanError for a value that is not finite."""
@@ -75,6 +88,13 @@ class Scans:
                 f"volume {index}: material {material.max()} is not among the {len(self.materials.names)} listed"
             )
         return material
+
+    def log_x0(self, index: int) -> np.ndarray:
+        """(x, y, z) float32 ln of the true radiation length (m). Raises ScanError unless all are positive and finite."""
+        x0 = self._read("x0", index)
+        if not (np.isfinite(x0).all() and (x0 > 0).all()):
+            raise self._error(f"volume {index}: a radiation length is not positive and finite")
+        return np.log(x0).astype(np.float32)
 
     def volume(self, index: int) -> Volume:
         """Muons and, if known, truth of one volume."""
@@ -108,6 +128,9 @@ class Scans:
             raise self._error(reason) from None
 
     def _read(self, name: str, where) -> np.ndarray:
+        if self._process != os.getpid():  # HDF5's state does not survive a fork
+            self._file, self._process = self._open(), os.getpid()
+            self._data = {known: self._file[known] for known in self._data}
         try:
             return self._data[name][where]
         except OSError:
