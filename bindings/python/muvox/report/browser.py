@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UserError
 
-WIDTH = 1300
+WIDTH, HEIGHT = 1300, 2200  # pixels; all of a page
 PATIENCE = 60  # s; 3-D is drawn by the CPU here
 
 
@@ -33,8 +33,8 @@ def _programs() -> tuple[str | None, str | None]:
 
 
 @contextlib.contextmanager
-def opened(path, height: int = 900):
-    """Yields selenium's driver with the page in a window of WIDTH × height, when all of it is drawn.
+def opened(path):
+    """Yields selenium's driver with the page in a window of WIDTH × HEIGHT, when all of it is drawn.
 
     Nothing is fetched from the network. Raises BrowserError.
     """
@@ -46,7 +46,7 @@ def opened(path, height: int = 900):
     options.binary_location = browser
     for argument in (
         "headless=new",
-        f"window-size={WIDTH},{height}",
+        f"window-size={WIDTH},{HEIGHT}",
         "force-device-scale-factor=1",
         "hide-scrollbars",
         "use-angle=swiftshader",  # 3-D without a GPU
@@ -78,16 +78,9 @@ def wait(window) -> None:
         time.sleep(0.05)
 
 
-def photograph(path) -> bytes:
-    """PNG of the whole page. Raises BrowserError."""
-    with opened(path) as window:
-        height = window.execute_script("return document.documentElement.scrollHeight")
-        window.set_window_size(WIDTH, height + 150)
-        height = window.execute_script("return document.documentElement.scrollHeight")
-        wait(window)
-        time.sleep(0.5)  # for the window to follow
-        view = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
-        answer = window.execute_cdp_cmd(
-            "Page.captureScreenshot", {"format": "png", "clip": view, "captureBeyondViewport": True}
-        )
-        return base64.b64decode(answer["data"])
+def photograph(window) -> bytes:
+    """PNG of the whole page in a window of `opened`, from top to bottom."""
+    height = window.execute_script("return Math.ceil(document.body.getBoundingClientRect().bottom + scrollY)")
+    view = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
+    options = {"format": "png", "clip": view, "captureBeyondViewport": True}
+    return base64.b64decode(window.execute_cdp_cmd("Page.captureScreenshot", options)["data"])

@@ -18,7 +18,7 @@ from ..files import atomic_write
 from ..options import device, file, keep, seed_range, threads, volume_numbers
 from ..predict import SEED
 from .contents import VOLUMES, collect
-from .page import LIMIT, page
+from .page import LIMIT, render
 
 
 @click.command()
@@ -36,7 +36,7 @@ from .page import LIMIT, page
 @threads
 @device
 @click.pass_context
-def report(context, scans: Path, checkpoint: Path, out: Path, volumes, muons: int, seed: int, screenshot, device) -> None:
+def report(context, scans: Path, checkpoint: Path, out, volumes, muons: int, seed: int, screenshot, device) -> None:
     """Make one HTML page of SCANS and the network in CHECKPOINT: slices, 3-D view, ROC, loss, time and memory.
 
     The page has all it needs in it and opens offline.
@@ -66,13 +66,14 @@ def report(context, scans: Path, checkpoint: Path, out: Path, volumes, muons: in
                 lambda done: progress.update(task, completed=done),
             )
     facts = _facts(context, scans, checkpoint, state, contents.muons, muons, seed)
-    content = page(contents, facts, f"{scans.name} · {checkpoint.name}")
+    content = render(contents, facts, f"{scans.name} · {checkpoint.name}")
     with atomic_write(out) as target:
         target.write(content)
     if screenshot is not None:
-        from .browser import photograph
+        from .browser import opened, photograph
 
-        picture = photograph(out)
+        with opened(out) as window:
+            picture = photograph(window)
         with atomic_write(screenshot) as target:
             target.write(picture)
     for each in contents.maps:
@@ -120,6 +121,17 @@ def _command(context: click.Context) -> str:
             continue
         value = torch.get_num_threads() if name == "threads" else context.params.get(name)
         if name == "volumes":
-            value = ",".join(map(str, value))
+            value = _ranges(value)
         words += [str(value)] if isinstance(parameter, click.Argument) else [parameter.opts[-1], str(value)]
     return shlex.join(words)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 7] -> "0-2,7"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

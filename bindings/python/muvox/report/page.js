@@ -92,7 +92,8 @@ function cubes(map) {
   if (map === truth && block !== null) for (let v = 0; v < voxels; v++) chosen[v] = isBlock(v) ? 1 : 0;
   else {
     const order = Array.from({ length: voxels }, (_, v) => v).sort((a, b) => value(map, a) - value(map, b) || a - b);
-    for (const v of order.slice(0, state.voxels)) chosen[v] = 1;
+    const flat = value(map, order[0]) === value(map, order.at(-1));
+    for (const v of flat ? [] : order.slice(0, state.voxels)) chosen[v] = 1;
   }
   const mesh = { x: [], y: [], z: [], i: [], j: [], k: [], intensity: [], text: [], count: 0 };
   const size = [nx, ny, nz];
@@ -140,7 +141,7 @@ function drawSpace() {
     const domain = { x: [place / maps.length, (place + 1) / maps.length], y: [0, 1] };
     layout[scene] = {
       domain, xaxis: axis("x", 0), yaxis: axis("y", 1), zaxis: axis("z", 2), aspectmode: "data",
-      camera: { eye: { x: 1.45, y: -1.75, z: 1.05 } }, uirevision: "kept",
+      camera: { eye: { x: 1.55, y: -1.9, z: 1.1 }, center: { x: 0, y: 0, z: -0.12 } }, uirevision: "kept",
     };
     layout.annotations.push({
       text: heading(map), x: (domain.x[0] + domain.x[1]) / 2, y: 1, xref: "paper", yref: "paper", xanchor: "center", yanchor: "bottom", showarrow: false,

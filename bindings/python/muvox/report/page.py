@@ -15,7 +15,7 @@ LIMIT = 8_000_000  # bytes of a page; at least one volume is shown, however larg
 STEPS = 1500  # points of the loss curve
 
 
-def page(contents: Contents, facts: list[tuple[str, str]], title: str) -> bytes:
+def render(contents: Contents, facts: list[tuple[str, str]], title: str) -> bytes:
     """The page in UTF-8: self-contained, opens from disk. `facts`: names and values for the table at its end.
 
     Volumes are shown in their order as long as the page stays below LIMIT; scores are of all.
