@@ -58,7 +58,8 @@ check-python: build .venv/browser
 # The picture in README.md: a report on the sample scans and the network of `make demo`.
 screenshots: build .venv/browser
 	test -f demo/voxelnet.pt || $(BIN)/python -m muvox demo
-	$(BIN)/python -m muvox report tests/data/x0net250-sample.h5 demo/voxelnet.pt -o demo/report.html --screenshot docs/report.png
+	$(BIN)/python -m muvox report tests/data/x0net250-sample.h5 demo/voxelnet.pt -o demo/report.html \
+	    --screenshot docs/report.png
 
 check-format: .venv/installed
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)

@@ -20,6 +20,8 @@ const state = { volume: 0, level: 0, slices: "all", space: "all", voxels: 1 };
 const at = (i, j, k) => (i * ny + j) * nz + k;
 const value = (map, voxel) => map.low + map.step * map.values[state.volume * voxels + voxel];
 const isBlock = (voxel) => block !== null && block[state.volume * voxels + voxel] === 1;
+const blockVoxels = (volume) =>
+  block === null ? 0 : block.subarray(volume * voxels, (volume + 1) * voxels).reduce((a, b) => a + b, 0);
 const length = (logarithm) => `${(100 * Math.exp(logarithm)).toPrecision(3)} cm`;
 const number = (x, digits = 3) => (x === null || x === undefined ? "–" : x.toFixed(digits));
 
@@ -32,6 +34,7 @@ function best() {
   }
   return [...chosen, data.maps.at(-1)];
 }
+const above = { xref: "paper", yref: "paper", xanchor: "center", yanchor: "bottom", showarrow: false };
 const mapsOf = (choice) => (choice === "all" ? best() : [data.maps[Number(choice)]]);
 const heading = (map) => {
   const auc = map.aucs ? map.aucs[state.volume] : null;
@@ -71,16 +74,20 @@ function drawSlices() {
       showscale: place === maps.length - 1, colorbar: colourbar(), ...shared,
     });
     traces.push({
-      type: "scatter", mode: "lines", name: "outline", x, y, line: { color: "#00e5ff", width: 2.5 }, hoverinfo: "skip", ...shared,
+      type: "scatter", mode: "lines", name: "outline", x, y, line: { color: "#00e5ff", width: 2.5 }, hoverinfo: "skip",
+      ...shared,
     });
     const width = 1 / maps.length, gap = maps.length > 1 ? 0.035 : 0;
     const domain = [place * width + gap / 2, (place + 1) * width - gap / 2];
-    layout[`xaxis${end}`] = { domain, title: { text: "x, m" }, constrain: "domain", zeroline: false, anchor: `y${end}` };
+    layout[`xaxis${end}`] = {
+      domain, title: { text: "x, m" }, constrain: "domain", zeroline: false, anchor: `y${end}`,
+    };
     layout[`yaxis${end}`] = {
-      title: { text: place ? "" : "y, m" }, scaleanchor: `x${end}`, constrain: "domain", zeroline: false, anchor: `x${end}`,
+      title: { text: place ? "" : "y, m" }, scaleanchor: `x${end}`, constrain: "domain", zeroline: false,
+      anchor: `x${end}`,
     };
     layout.annotations.push({
-      text: heading(map), x: (domain[0] + domain[1]) / 2, y: 1.02, xref: "paper", yref: "paper", xanchor: "center", yanchor: "bottom", showarrow: false,
+      text: heading(map), x: (domain[0] + domain[1]) / 2, y: 1.02, ...above,
     });
   });
   return Plotly.react("slices", traces, layout, config);
@@ -132,10 +139,13 @@ function drawSpace() {
   const range = (axis) => [corners[axis][0], corners[axis].at(-1)];
   maps.forEach((map, place) => {
     const scene = `scene${place ? place + 1 : ""}`, { count, ...mesh } = cubes(map);
-    const axis = (name, which) => ({ title: { text: name }, range: range(which), nticks: 4, backgroundcolor: "#f4f5f8", showbackground: true });
+    const axis = (name, which) => ({
+      title: { text: name }, range: range(which), nticks: 4, backgroundcolor: "#f4f5f8", showbackground: true,
+    });
     traces.push({
       type: "mesh3d", name: map.name, scene, ...mesh, intensitymode: "cell", flatshading: true, ...scale, meta: count,
-      lighting: { ambient: 0.75, diffuse: 0.5, specular: 0.05 }, hovertemplate: "x %{x:.2f}, y %{y:.2f}, z %{z:.2f} m<br>X₀ %{text}",
+      lighting: { ambient: 0.75, diffuse: 0.5, specular: 0.05 },
+      hovertemplate: "x %{x:.2f}, y %{y:.2f}, z %{z:.2f} m<br>X₀ %{text}",
       showscale: place === maps.length - 1, colorbar: colourbar(),
     });
     const domain = { x: [place / maps.length, (place + 1) / maps.length], y: [0, 1] };
@@ -144,7 +154,7 @@ function drawSpace() {
       camera: { eye: { x: 1.55, y: -1.9, z: 1.1 }, center: { x: 0, y: 0, z: -0.12 } }, uirevision: "kept",
     };
     layout.annotations.push({
-      text: heading(map), x: (domain.x[0] + domain.x[1]) / 2, y: 1, xref: "paper", yref: "paper", xanchor: "center", yanchor: "bottom", showarrow: false,
+      text: heading(map), x: (domain.x[0] + domain.x[1]) / 2, y: 1, ...above,
     });
   });
   return Plotly.react("space", traces, layout, config);
@@ -155,10 +165,15 @@ function drawRoc() {
     type: "scatter", mode: "lines", x: map.curve[0], y: map.curve[1], name: `${map.name}, AUC ${number(map.auc)}`,
     line: { color: colours[data.maps.indexOf(map) + (truth ? 0 : 1)], width: map.name === "VoxelNet" ? 3.5 : 1.8 },
   }));
-  if (!traces.length) return nothing("roc", truth ? "No block voxels to find." : "The scan has no truth to compare with.");
-  traces.push({ type: "scatter", mode: "lines", x: [0, 1], y: [0, 1], line: { color: "#bbb", dash: "dot" }, hoverinfo: "skip", showlegend: false });
+  if (!traces.length)
+    return nothing("roc", truth ? "No block voxels to find." : "The scan has no truth to compare with.");
+  traces.push({
+    type: "scatter", mode: "lines", x: [0, 1], y: [0, 1], line: { color: "#bbb", dash: "dot" }, hoverinfo: "skip",
+    showlegend: false,
+  });
   return Plotly.react("roc", traces, {
-    font, height: 360, margin: { l: 50, r: 10, t: 10, b: 45 }, legend: { x: 0.98, y: 0.02, xanchor: "right", yanchor: "bottom" },
+    font, height: 360, margin: { l: 50, r: 10, t: 10, b: 45 },
+    legend: { x: 0.98, y: 0.02, xanchor: "right", yanchor: "bottom" },
     xaxis: { title: { text: "background voxels taken for blocks" }, range: [0, 1] },
     yaxis: { title: { text: "block voxels found" }, range: [0, 1.01] },
   }, config);
@@ -167,19 +182,25 @@ function drawRoc() {
 function drawLoss() {
   if (data.loss === null) return nothing("loss", "Neither the checkpoint nor a log.csv beside it has a history.");
   const { step, loss, window: width, validation } = data.loss;
-  const mean = loss.map((_, i) => (i + 1 < width ? null : loss.slice(i + 1 - width, i + 1).reduce((a, b) => a + b, 0) / width));
+  const sum = (list) => list.reduce((a, b) => a + b, 0);
+  const mean = loss.map((_, i) => (i + 1 < width ? null : sum(loss.slice(i + 1 - width, i + 1)) / width));
   const shown = loss.filter((x) => x !== null).sort((a, b) => a - b);
-  const scored = validation.map((entry) => entry.step);
+  const line = { type: "scatter", mode: "lines" };
+  const points = { type: "scatter", mode: "lines+markers", x: validation.map((entry) => entry.step) };
   return Plotly.react("loss", [
-    { type: "scatter", mode: "lines", name: "loss, step by step", x: step, y: loss, line: { color: "#cfd3dc", width: 1 } },
-    { type: "scatter", mode: "lines", name: "loss, running mean", x: step, y: mean, line: { color: "#3182bd", width: 2.2 } },
-    { type: "scatter", mode: "lines+markers", name: "loss, validation", x: scored, y: validation.map((e) => e.loss), line: { color: "#d62728" } },
-    { type: "scatter", mode: "lines+markers", name: "block AUC, validation", x: scored, y: validation.map((e) => e.auc ?? null), yaxis: "y2",
+    { ...line, name: "loss, step by step", x: step, y: loss, line: { color: "#cfd3dc", width: 1 } },
+    { ...line, name: "loss, running mean", x: step, y: mean, line: { color: "#3182bd", width: 2.2 } },
+    { ...points, name: "loss, validation", y: validation.map((entry) => entry.loss ?? null), line: { color: "#d62728" } },
+    { ...points, name: "block AUC, validation", y: validation.map((entry) => entry.auc ?? null), yaxis: "y2",
       line: { color: "#2ca02c", dash: "dot" } },
   ], {
-    font, height: 360, margin: { l: 55, r: 50, t: 50, b: 45 }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+    font, height: 360, margin: { l: 55, r: 50, t: 50, b: 45 },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     xaxis: { title: { text: "step" } },
-    yaxis: { title: { text: "loss" }, range: [Math.min(0, shown[0]), 1.1 * shown[Math.floor(0.98 * (shown.length - 1))]] },
+    yaxis: {
+      title: { text: "loss" },
+      range: [Math.min(0, shown[0]), 1.1 * shown[Math.floor(0.98 * (shown.length - 1))]],
+    },
     yaxis2: { title: { text: "AUC" }, overlaying: "y", side: "right", range: [0.4, 1.01], dtick: 0.1, showgrid: false },
   }, config);
 }
@@ -203,15 +224,14 @@ function table(id, head, rows) {
 }
 
 function describe() {
-  const { number: place, id, muons, background } = data.volumes[state.volume];
-  const blocks = block === null ? "" : `, ${block.subarray(state.volume * voxels, (state.volume + 1) * voxels).reduce((a, b) => a + b, 0)} block voxels in ${background}`;
+  const { id, muons, background } = data.volumes[state.volume];
+  const blocks = block === null ? "" : `, ${blockVoxels(state.volume)} block voxels in ${background}`;
   element("about").textContent = `volume_id ${id}: ${muons} muons${blocks}`;
   element("level").value = state.level;
   element("level-value").textContent = `z = ${centres[2][state.level].toFixed(2)} m`;
   element("share").value = Math.round(100 * Math.sqrt(state.voxels / voxels));
   element("share-value").textContent = `${state.voxels} of ${voxels}`;
   element("volume").value = state.volume;
-  return place;
 }
 
 // The last request wins; "drawn" is said when nothing more is to come.
@@ -248,10 +268,11 @@ function start() {
   element("what").textContent = `${data.title}: ${data.total} volumes${more} of ${nx} × ${ny} × ${nz} voxels`;
   if (!truth) document.querySelectorAll(".truth").forEach((part) => part.remove());
   const aucs = Object.fromEntries(data.maps.map((map) => [map.name, number(map.auc)]));
-  table("times", ["method", "block AUC", "time of a volume", "peak memory"], data.times.map(([name, time, memory]) => [name, aucs[name], time, memory]));
+  const times = data.times.map(([name, time, memory]) => [name, aucs[name], time, memory]);
+  table("times", ["method", "block AUC", "time of a volume", "peak memory"], times);
   table("facts", null, data.facts);
   const left = Object.entries(data.leftOut).map(([name, columns]) => `${name} left out: the scan has no ${columns}.`);
-  element("left-out").textContent = ["Peak memory is that of the process while it predicts.", ...left].join(" ");
+  element("left-out").textContent = [data.peak, ...left].join(" ");
   const volume = (step) => () => {
     chooseVolume((state.volume + step + data.volumes.length) % data.volumes.length);
     draw(drawSlices, drawSpace);
@@ -266,7 +287,7 @@ function start() {
     state.voxels = Math.max(1, Math.round(voxels * (Number(event.target.value) / 100) ** 2));
     draw(drawSpace);
   };
-  const seen = data.volumes.map((_, v) => (block === null ? 0 : block.subarray(v * voxels, (v + 1) * voxels).reduce((a, b) => a + b, 0)));
+  const seen = data.volumes.map((_, volume) => blockVoxels(volume));
   chooseVolume(Math.max(0, seen.indexOf(Math.max(...seen))));
   draw(drawSlices, drawSpace, drawRoc, drawLoss);
 }

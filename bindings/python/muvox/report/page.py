@@ -60,6 +60,8 @@ def _data(contents: Contents, facts: list[tuple[str, str]], title: str, shown: i
         leftOut=contents.left_out,
         loss=_loss(contents.history),
         times=_times(contents),
+        peak="Peak memory is that of the process "
+        + ("while it predicts." if contents.peak_is_of_prediction else "since its start: the system cannot reset it."),
         facts=facts,
     )
 
