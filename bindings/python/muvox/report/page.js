@@ -190,7 +190,8 @@ function drawLoss() {
   return Plotly.react("loss", [
     { ...line, name: "loss, step by step", x: step, y: loss, line: { color: "#cfd3dc", width: 1 } },
     { ...line, name: "loss, running mean", x: step, y: mean, line: { color: "#3182bd", width: 2.2 } },
-    { ...points, name: "loss, validation", y: validation.map((entry) => entry.loss ?? null), line: { color: "#d62728" } },
+    { ...points, name: "loss, validation", y: validation.map((entry) => entry.loss ?? null),
+      line: { color: "#d62728" } },
     { ...points, name: "block AUC, validation", y: validation.map((entry) => entry.auc ?? null), yaxis: "y2",
       line: { color: "#2ca02c", dash: "dot" } },
   ], {
