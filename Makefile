@@ -16,7 +16,7 @@ test test-all: WERROR := true
 # Sanitizers slow the tests down and must stop at what they find.
 SANITIZE := CK_TIMEOUT_MULTIPLIER=10 ASAN_OPTIONS=abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
-.PHONY: build demo bench test test-all check-c check-sanitize sanitize-cuda check-install check-python check-format format clean
+.PHONY: build demo bench test test-all check-c check-sanitize sanitize-cuda check-install check-python check-format format screenshots clean
 
 build: .venv/installed build/build.ninja
 	$(MESON) compile -C build
@@ -51,9 +51,16 @@ check-install: build
 	BIN=$(BIN) scripts/check-install build
 
 PYTEST ?= -m "not slow"
-check-python: build
+JOBS ?= 2
+check-python: build .venv/browser
 	sed -n '/^```python$$/,/^```$$/p' README.md | sed '/^```/d' | $(BIN)/python -
-	$(BIN)/python -m pytest $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+
+# The picture in README.md: a report on the sample scans and the network of `make demo`.
+screenshots: build .venv/browser
+	test -f demo/voxelnet.pt || $(BIN)/python -m muvox demo
+	$(BIN)/python -m muvox report tests/data/x0net250-sample.h5 demo/voxelnet.pt -o demo/report.html \
+	    --screenshot docs/report.png
 
 check-format: .venv/installed
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
@@ -63,6 +70,11 @@ format: .venv/installed
 
 clean:
 	rm -rf build build-* .venv demo
+
+# A browser for the tests; `make demo` needs none.
+.venv/browser: scripts/system-packages | .venv/requirements
+	PYTHON="$(PYTHON)" scripts/system-packages browser
+	touch $@
 
 .venv/requirements: scripts/system-packages scripts/constraints.txt
 	PYTHON="$(PYTHON)" scripts/system-packages

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "demo": "muvox.demo:demo",
     "evaluate": "muvox.evaluate_command:evaluate",
     "gradcheck": "muvox.gradcheck:gradcheck",
+    "report": "muvox.report.command:report",
     "simulate": "muvox.simulate.command:simulate",
     "train": "muvox.train.command:train",
 }

@@ -22,7 +22,7 @@ def facts() -> dict[str, str]:
         "torch": f"{torch.__version__}, for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU'}",
         "Python": f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})",
     }
-    for package in ("numpy", "h5py", "click", "rich", "torchmetrics", "matplotlib"):
+    for package in ("numpy", "h5py", "click", "rich", "torchmetrics", "matplotlib", "plotly"):
         rows[package] = _version(package)
     rows["CPU"] = f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads in use"
     rows["driver"] = _driver()
