@@ -2,6 +2,7 @@
 #include "muvox/gravnet.h"
 
 #include "../ops/checks.h"
+#include "../ops/convert.h"
 #include "aggregate_backward.cuh"
 #include "aggregate_forward.cuh"
 #include "order.cuh"
@@ -157,6 +158,9 @@ template <typename R> struct distance_gradients {
     }
 };
 
+/* What backward keeps of the places of the sets that it takes at a time. */
+static const int64_t CHUNK_BYTES = INT64_C(32) << 20;
+
 template <typename T, typename P> static muvox_status backward(muvox_context *ctx, const muvox_gravnet *op)
 {
     using R = wide_t<T>;
@@ -181,15 +185,62 @@ template <typename T, typename P> static muvox_status backward(muvox_context *ct
                                             list, op->grad_coords, true, !pulled.as<R>(), pulled.as<R>()});
 }
 
+/* Some sets of a uniform batch. */
+template <typename M> static void move_to_set(M *m, int64_t set, int64_t rows)
+{
+    if (m->data) m->data = (char *)m->data + set * m->set_stride * dtype_size(m->dtype);
+    m->rows = rows;
+}
+
+static muvox_gravnet some_sets(const muvox_gravnet *op, int64_t first, int64_t count)
+{
+    muvox_gravnet part = *op;
+    const int64_t rows = count * op->sets.size;
+
+    part.sets.count = count;
+    part.sets.rows = rows;
+    for (muvox_matrix *m : {&part.coords, &part.feats, &part.mask, &part.row_weights, &part.grad_out})
+        move_to_set(m, first, rows);
+    for (muvox_output *m :
+         {&part.out, &part.neighbours, &part.winners, &part.grad_coords, &part.grad_feats, &part.grad_row_weights})
+        move_to_set(m, first, rows);
+    return part;
+}
+
+/* How many sets of a uniform batch backward takes at a time: what it keeps of each place, 8 bytes and more, should fit the
+ * second-level cache and little memory, but every multiprocessor should have a set. */
+static muvox_status sets_at_a_time(muvox_context *ctx, const muvox_gravnet *op, int64_t *sets)
+{
+    const char *const op_name = "gravnet";
+    const int64_t     bytes = op->sets.size * op->k * 8;
+    int               processors = 0;
+
+    *sets = op->sets.count;
+    if (op->sets.splits || op->sets.count * bytes <= CHUNK_BYTES) return MUVOX_OK;
+    CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, ctx->device));
+    const int64_t fitting = CHUNK_BYTES / bytes / processors * processors;
+    *sets = fitting < processors ? processors : fitting;
+    return MUVOX_OK;
+}
+
 extern "C" muvox_status muvox_gravnet_backward_cuda(muvox_context *ctx, const muvox_gravnet *op)
 {
+    int64_t at_a_time;
+
     FORWARD(check_gravnet_backward(ctx, op));
     const device_call call(ctx, "gravnet");
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "gravnet", "splits", &op->sets));
     if (!op->sets.rows) return MUVOX_OK;
-    return with_dtype(op->feats.dtype, [&](auto element) {
-        return with_places(op->sets.rows, op->k,
-                           [&](auto place) { return backward<decltype(element), decltype(place)>(ctx, op); });
-    });
+    FORWARD(sets_at_a_time(ctx, op, &at_a_time));
+    for (int64_t s = 0; s < op->sets.count; s += at_a_time) {
+        const int64_t       left = op->sets.count - s;
+        const muvox_gravnet part = op->sets.splits ? *op : some_sets(op, s, left < at_a_time ? left : at_a_time);
+
+        FORWARD(with_dtype(op->feats.dtype, [&](auto element) {
+            return with_places(part.sets.rows, op->k,
+                               [&](auto place) { return backward<decltype(element), decltype(place)>(ctx, &part); });
+        }));
+    }
+    return MUVOX_OK;
 }

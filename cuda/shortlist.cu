@@ -1,54 +1,16 @@
 #include "shortlist.cuh"
 
-#include "keys.cuh"
-#include "marks.cuh"
+#include "desk.cuh"
 
 /* How this search goes. A warp takes a tile of 32 queries, one for each lane, and keeps for each the L nearest rows by key (see
  * keys.cuh), some more than k. Keys never put a row before one that is nearer, except among distances that differ only in
  * the bits left out; so the k nearest rows are in the list, unless the k-th and the last are alike in the bits that are
- * there. Whole distances of what is in the list give the result, and say whether that was so; then the query, one of thousands
- * if distances are not tied, is left to the other search.
+ * there. Whole distances of what is in the list give the result, and say whether that was so; then all rows are looked at again
+ * to see whether one is missing, and if so, or if that is too much, the query is left to the other search.
  *
  * All rows of the own tile and of those beside it are taken. Of the others each lane finds the balls of 8 rows that
  * reach into its own limit; rows of balls that some lane needs are gathered, each lane marks those within its limit (see
  * marks.cuh) and takes what it marked. */
-enum { WORDS = 2, BALLS_AT_ONCE = WORDS * BALLS };
-
-/* What a warp keeps in shared memory: what it looks at, 32 rows or balls for a word of marks, and in the end its results. */
-template <int D, int L> struct __align__(16) desk
-{
-    static constexpr bool WAITS = L > 12; /* short lists take candidates one by one, others a group at a time */
-    static constexpr int  STRIDE = L | 1; /* odd: no two lanes meet in a bank */
-    union {
-        struct {
-            float            rows[WORDS * WARP * D]; /* as they are */
-            marked_points<D> points[WORDS];
-            int32_t          numbers[WORDS * WARP];                /* of the rows, −1 for those that take no part */
-            uint32_t         marks[WORDS * WARP];                  /* of each lane, the first row at the top */
-            uint32_t         present[WORDS];                       /* which rows take part */
-            uint32_t         candidates[WAITS ? GROUP * WARP : 1]; /* number g of each lane at g · WARP */
-        };
-        struct {
-            uint32_t keys[WARP * STRIDE]; /* then numbers; rank r of each lane at lane · STRIDE + r */
-            uint32_t distances[WARP * STRIDE];
-        };
-    };
-    int32_t            balls[BALLS_AT_ONCE];
-    float              middle[D]; /* of the queries */
-    marking_queries<D> queries;
-    /* The set. Here, as registers are few. */
-    const float   *set_rows, *centres, *radii; /* centres NULL: every row is looked at */
-    const int32_t *set_numbers, *lowest_in_ball;
-    int32_t        count;
-};
-
-/* The query of a lane. */
-template <int D> struct seeker {
-    query<float, D> q;
-    int32_t         self;            /* number of the own row */
-    bool            self_out, looks; /* whether that is left out; whether this lane has a query */
-};
-
 /* Puts the rows of a tile on the desk as they are. */
 template <int D, int L> __device__ __forceinline__ void put_tile(int32_t tile, desk<D, L> &on)
 {
@@ -249,96 +211,6 @@ __device__ __forceinline__ bool take_marked(const seeker<D> &s, remains &rest, d
     return true;
 }
 
-/* Lays the list on the desk, in the order of whole distances. */
-template <int D, int L>
-__device__ __forceinline__ void settle(const seeker<D> &s, const muvox_matrix &coords, int64_t first,
-                                       const shortlist<L> &list, desk<D, L> &on)
-{
-    uint32_t *const numbers = on.keys + lane_id() * desk<D, L>::STRIDE;
-    uint32_t *const distances = on.distances + lane_id() * desk<D, L>::STRIDE;
-    uint32_t        farthest = 0, farthest_number = 0;
-
-    __syncwarp();
-#pragma unroll
-    for (int r = 0; r < L; r++) numbers[r] = s.looks ? list.keys[r] : NO_KEY;
-#pragma unroll 1
-    for (int r = 0; r < L; r++) {
-        const bool     full = numbers[r] != NO_KEY;
-        const uint32_t number = full ? numbers[r] & list.number_mask : NO_KEY;
-        const int64_t  at = first + (int64_t)number * coords.row_stride;
-        float          p[D];
-
-#pragma unroll
-        for (int c = 0; c < D; c++)
-            p[c] = full && c < coords.cols ? load<float>(coords.data, coords.dtype, at + c) : 0.f;
-        const uint32_t distance = full ? __float_as_uint(s.q.distance2(p)) : NO_KEY;
-        int            to = r;
-
-        if (distance < farthest || (distance == farthest && number < farthest_number)) /* seldom */
-            for (; to > 0; to--) {
-                const uint32_t other = distances[to - 1], other_number = numbers[to - 1];
-
-                if (other < distance || (other == distance && other_number < number)) break;
-                distances[to] = other;
-                numbers[to] = other_number;
-            }
-        else {
-            farthest = distance;
-            farthest_number = number;
-        }
-        distances[to] = distance;
-        numbers[to] = number;
-    }
-    __syncwarp();
-}
-
-/* Writes what lies on the desk: lanes write what lies together. */
-template <int D, int L>
-__device__ __forceinline__ void write_nearest(const search_arguments<float> &a, const tile &t, int32_t row, bool there,
-                                              uint32_t radius, const desk<D, L> &on)
-{
-    const int     k = (int)a.k, places = t.rows - t.first < WARP ? (int)(t.rows - t.first) * k : WARP * k;
-    const int     i_step = WARP / k, r_step = WARP % k;
-    const int64_t neighbours_at = row_at(a.neighbours, a.query_sets, t.begin, t.set, row);
-    const int64_t distances_at = row_at(a.distance2, a.query_sets, t.begin, t.set, row);
-    uint32_t     *neighbours = static_cast<uint32_t *>(a.neighbours.data), *distances = (uint32_t *)a.distance2.data;
-    int           i = (int)lane_id() / k, r = (int)lane_id() - i * k;
-
-#pragma unroll 1
-    for (int n = (int)lane_id(); n - (int)lane_id() < places; n += WARP) {
-        const int      at = (n < places ? i : 0) * desk<D, L>::STRIDE + r;
-        const uint32_t number = on.keys[at], distance = on.distances[at];
-        const bool     near = distance <= radius && number != NO_KEY;
-
-        if (neighbours) {
-            const int64_t to = __shfl_sync(ALL_LANES, neighbours_at, i) + r;
-
-            if (n < places) neighbours[to] = near ? number : NO_KEY;
-        }
-        if (distances) {
-            const int64_t to = __shfl_sync(ALL_LANES, distances_at, i) + r;
-
-            if (n < places) distances[to] = near ? distance : INFINITY_BITS;
-        }
-        r += r_step;
-        i += i_step;
-        if (r >= k) {
-            r -= k;
-            i++;
-        }
-    }
-    if (a.counts.data && there) {
-        int32_t count = 0;
-
-        for (int rank = 0; rank < k; rank++) {
-            const int at = (int)lane_id() * desk<D, L>::STRIDE + rank;
-
-            count += on.distances[at] <= radius && on.keys[at] != NO_KEY;
-        }
-        static_cast<int32_t *>(a.counts.data)[row_at(a.counts, a.query_sets, t.begin, t.set, row)] = count;
-    }
-}
-
 /* The tile whose ball is nearest to the middle of the queries. */
 template <int D, int L> __device__ __forceinline__ int32_t nearest_tile(const desk<D, L> &on)
 {
@@ -372,6 +244,9 @@ template <int D, int L> __device__ __forceinline__ int32_t nearest_tile(const de
     }
     return tile;
 }
+
+/* Rows, for all lanes of a warp together, beyond which the other search is as fast. */
+enum { LOOKED_AT_AGAIN = 16384 };
 
 /* Blocks on a multiprocessor: the registers that a list leaves. */
 static constexpr int resident_blocks(int D, int L)
@@ -454,7 +329,8 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
     const uint32_t mask = list.number_mask, last = list.keys[L - 1];
     const uint32_t kth = on.distances[lane_id() * desk<D, L>::STRIDE + (int)a.k - 1];
     const bool known = !s.looks || last == NO_KEY || (kth & ~mask) < (last & ~mask) || !(kth & mask) || kth == NAN_BITS;
-    const unsigned unknown = __ballot_sync(ALL_LANES, !known);
+    unsigned   unknown = __ballot_sync(ALL_LANES, !known);
+    if (__popc(unknown) * on.count <= LOOKED_AT_AGAIN) unknown &= ~complete(s, unknown, (int)a.k, on);
     if (lane_id() == 0) redo[item] = unknown;
 }
 
