@@ -34,10 +34,11 @@ MUVOX_API const char *muvox_build_info(void);
 /* libmuvox_cuda: functions muvox_<operator>_<direction>_cuda do on a device what those without the ending do. They check
  * descriptors but no data, and do not wait for the device; with MUVOX_CHECK=1 in the environment they wait for splits and
  * check them. Rows and neighbours outside their set are passed over, so that wrong ones give wrong results and no more.
- * Workspace: a search packs its rows, 4 bytes for each of 2, 4, 8 or d > 8 columns and 4 more (double: 8 for each of d), and
+ * Workspace: a search packs its rows, 5 bytes for each of 4, 8 or d > 8 columns and 6 more (double: 8 for each of d), and
  * takes up to 24 bytes a row while it sorts them. A backward pass over neighbours takes 4 bytes a place and 16 a row for who
  * picked whom (8 a place from 2^32 places on), and where sets are ragged, too large for a block of threads or a few large
- * ones, 16 a place (24) while it sorts them; gravnet's takes 4 a place (double: 8) and 4 d + 8 a row (8 d + 16) more.
+ * ones, 16 a place (24) while it sorts them; gravnet's takes 4 a place (double: 8) and 4 d + 8 a row (8 d + 16) more,
+ * of uniform sets for some at a time only: about 32 MiB, or one set for each multiprocessor where that is more.
  * There the sums over all that picked a row are the sum of up to four, each of every fourth place. */
 
 /* libmuvox_cuda only: "muvox 0.1.0; architectures 80 90; CUDA 13.0", where the last two say what the kernels were compiled
