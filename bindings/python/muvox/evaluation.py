@@ -1,5 +1,7 @@
 """How well a network images the volumes of a scan file, beside classical maps from the same muons."""
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 from . import classical
 from .checkpoint import Checkpoint
 from .data import ScanError, Scans, open_scans
-from .data.features import MUON_COLUMNS, draw
+from .data.features import MUON_COLUMNS, drawn_muons
 from .metrics import log_x0_scores, nearest_material, rise, roc_auc, roc_curve
 from .predict import SEED, check_match, predict_volume
 from .train import class_weights
@@ -23,6 +25,28 @@ CLASSICAL = {
     "ASR, quantile": (classical.ASR_COLUMNS, classical.asr_maps, 0),
     "ASR, mean": (classical.ASR_COLUMNS, classical.asr_maps, 1),
 }
+
+
+def missing_columns(scans: Scans) -> dict[str, str]:
+    """What classical maps lack, of those that cannot be made of these muon columns."""
+    missing = {name: [c for c in columns if c not in scans.columns] for name, (columns, *_) in CLASSICAL.items()}
+    return {name: ", ".join(columns) for name, columns in missing.items() if columns}
+
+
+def classical_maps(
+    scans: Scans, index: int, names: list[str], muons: int, seed: int
+) -> Iterator[tuple[str, np.ndarray, float]]:
+    """Name, values (voxels) and seconds taken of each of these maps of a volume, from the muons that a network is shown."""
+    rows = drawn_muons(scans, index, muons, seed)
+    made = {}
+    for name in names:
+        columns, function, place = CLASSICAL[name]
+        if function not in made:
+            started = time.perf_counter()
+            maps = function(rows[:, [scans.columns.index(c) for c in columns]], scans.grid)
+            made[function] = maps, time.perf_counter() - started
+        maps, seconds = made[function]
+        yield name, maps[place].reshape(-1), seconds
 
 
 @dataclass
@@ -94,19 +118,15 @@ def evaluate_scans(
             said.append(predict_volume(checkpoint, data, index, muons, seed))
             report(done)
     results = [_of_network(checkpoint, np.stack(said), truth)]
-    there = {name: columns for name, (columns, *_) in CLASSICAL.items() if set(columns) <= set(scans.columns)}
-    missing = {
-        name: ", ".join(c for c in columns if c not in scans.columns)
-        for name, (columns, *_) in CLASSICAL.items()
-        if name not in there
-    }
+    missing = missing_columns(scans)
+    there = [name for name in CLASSICAL if name not in missing]
     fitted = fitting_volumes(scans)
     maps = {name: np.empty((len(volumes), scans.grid.voxels)) for name in there}
     fit_maps = {name: np.empty((len(fitted), scans.grid.voxels)) for name in there}
     done = len(volumes)
     for target, chosen in ((fit_maps, fitted), (maps, volumes)):
         for place, index in enumerate(chosen):
-            for name, values in _maps(scans, index, list(there), muons, seed).items():
+            for name, values, _ in classical_maps(scans, index, there, muons, seed):
                 target[name][place] = values
             done += 1
             report(done)
@@ -192,16 +212,3 @@ def _of_map(name: str, values: np.ndarray, truth: _Truth, fit: np.ndarray, fit_t
     probability = table[np.digitize(score, edges)]
     nll = -np.log(np.take_along_axis(probability, truth.material[..., None], axis=2)[..., 0])
     return truth.result(name, score, score, probability.argmax(2), nll)
-
-
-def _maps(scans: Scans, index: int, names: list[str], muons: int, seed: int) -> dict[str, np.ndarray]:
-    rows = scans.muons(index)
-    if muons and len(rows):
-        rows = rows[draw(np.random.default_rng([seed, int(scans.volume_id[index])]), len(rows), muons)]
-    made, maps = {}, {}
-    for name in names:
-        columns, function, place = CLASSICAL[name]
-        if function not in made:
-            made[function] = function(rows[:, [scans.columns.index(c) for c in columns]], scans.grid)
-        maps[name] = made[function][place].reshape(-1)
-    return maps

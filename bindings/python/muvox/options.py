@@ -19,8 +19,8 @@ def _device(context, parameter, value: str) -> str:
     return value
 
 
-def finite(context, parameter, value: float) -> float:
-    if not math.isfinite(value):
+def finite(context, parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number")
     return value
 

@@ -10,7 +10,7 @@ import torch
 
 from .checkpoint import Checkpoint
 from .data import Scans
-from .data.features import draw, muon_features, voxel_features
+from .data.features import drawn_muons, muon_features, voxel_features
 from .errors import UserError
 from .files import atomic_write
 from .metrics import nearest_material
@@ -42,12 +42,10 @@ def predict_volume(checkpoint: Checkpoint, scans: Scans, index: int, muons: int 
     `muons` > 0: as many are drawn, with a generator of its own for every volume_id; 0: all are used. The volume is
     predicted alone, so nothing depends on what else is in the file. A volume without muons gets the prior.
     """
-    rows = scans.muons(index)
+    rows = drawn_muons(scans, index, muons, seed)
     grid = checkpoint.grid
     if not len(rows):
         return np.repeat(np.float32(checkpoint.prior)[:, None], grid.voxels, axis=1)
-    if muons:
-        rows = rows[draw(np.random.default_rng([seed, int(scans.volume_id[index])]), len(rows), muons)]
     device = next(checkpoint.net.parameters()).device
     x = voxel_features(torch.from_numpy(muon_features(rows)), torch.from_numpy(grid.centres()))
     return checkpoint.decode(checkpoint.net(x[None].to(device)))[0].float().cpu().numpy()

@@ -66,3 +66,11 @@ def voxel_features(muons: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
 def draw(rng: np.random.Generator, available: int, wanted: int) -> np.ndarray:
     """(wanted) row numbers below `available`: each at most once, or with repetition when there are too few."""
     return rng.choice(available, wanted, replace=available < wanted)
+
+
+def drawn_muons(scans, index: int, muons: int, seed: int) -> np.ndarray:
+    """Muon rows of a volume of `scans`: all for `muons` 0, else as many, drawn by `seed` and its volume_id alone."""
+    rows = scans.muons(index)
+    if not muons or not len(rows):
+        return rows
+    return rows[draw(np.random.default_rng([seed, int(scans.volume_id[index])]), len(rows), muons)]

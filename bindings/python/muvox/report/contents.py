@@ -10,8 +10,8 @@ import numpy as np
 from .. import classical
 from ..checkpoint import Checkpoint
 from ..data import Grid, Materials, ScanError, Scans
-from ..data.features import MUON_COLUMNS, draw
-from ..evaluation import CLASSICAL
+from ..data.features import MUON_COLUMNS
+from ..evaluation import CLASSICAL, classical_maps, missing_columns
 from ..memory import peak_memory_bytes, reset_peak
 from ..metrics import rise, roc_auc, roc_curve
 from ..predict import SEED, check_match, log_x0_moments, predict_volume
@@ -119,25 +119,12 @@ def collect(
 
 def _classical(scans: Scans, volumes: list[int], muons: int, seed: int) -> tuple[list[Map], dict[str, str]]:
     """Maps, each up to a constant, and those that cannot be made, with the columns they lack."""
-    left_out = {}
-    for name, (columns, *_) in CLASSICAL.items():
-        if missing := [column for column in columns if column not in scans.columns]:
-            left_out[name] = ", ".join(missing)
+    left_out = missing_columns(scans)
     values = {name: [] for name in CLASSICAL if name not in left_out}
     seconds = {name: [] for name in values}
     for index in volumes:
-        rows = scans.muons(index)
-        if muons and len(rows):
-            rows = rows[draw(np.random.default_rng([seed, int(scans.volume_id[index])]), len(rows), muons)]
-        made = {}
-        for name in values:
-            columns, function, place = CLASSICAL[name]
-            if function not in made:
-                started = time.perf_counter()
-                maps = function(rows[:, [scans.columns.index(column) for column in columns]], scans.grid)
-                made[function] = maps, time.perf_counter() - started
-            maps, took = made[function]
-            values[name].append(-classical.log_score(maps[place]).reshape(-1) / POWERS[function])
+        for name, found, took in classical_maps(scans, index, list(values), muons, seed):
+            values[name].append(-classical.log_score(found) / POWERS[CLASSICAL[name][1]])
             seconds[name].append(took)
     return [Map(name, np.stack(values[name]), float(np.median(seconds[name]))) for name in values], left_out
 

@@ -15,14 +15,13 @@ from ..data import Grid, Scans
 from ..display import progress_bar
 from ..errors import UserError
 from ..files import atomic_write
-from ..options import keep
+from ..options import count, file, finite, keep, seed_range
 from .layouts import Box, GivenBoxes, Layout, RandomBlock, RandomBoxes, materials_of, read_maps
 from .native import SimulationError
 from .scans import Settings, simulate as run
 from .source import Detector, Source
 
 FIVE = "beryllium,graphite,silicon,iron,lead"
-count = click.IntRange(min=1)
 length = click.FloatRange(min=0, min_open=True)
 
 
@@ -61,14 +60,8 @@ def _range(context, parameter, value: str | None) -> tuple[int, int] | None:
     return limits
 
 
-def _finite(context, parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number")
-    return value
-
-
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Scan file to write (.h5).")
+@click.option("--out", type=file, required=True, help="Scan file to write (.h5).")
 @click.option("--volumes", type=count, help="How many.  [default: 200, or all of --compare]")
 @click.option(
     "--muons", callback=_range, help="Recorded of each: a number, or a range. [default: 1000, or as --compare]"
@@ -103,7 +96,7 @@ def _finite(context, parameter, value: float | None) -> float | None:
 @click.option(
     "--map",
     "maps",
-    type=click.Path(path_type=Path),
+    type=file,
     help="Radiation lengths or materials from a .npy, .npz or .h5 file, in place of --layout.",
 )
 @click.option(
@@ -113,14 +106,14 @@ def _finite(context, parameter, value: float | None) -> float | None:
     help="GeV; or spectrum, of cosmic muons at sea level; or a scan file whose column p is drawn from.",
 )
 @click.option("--panels", type=click.IntRange(2, 1000), default=4, show_default=True, help="Panels above, and below.")
-@click.option("--gap", type=length, default=0.05, show_default=True, callback=_finite, help="From volume to panel, m.")
-@click.option("--spacing", type=length, default=0.1, show_default=True, callback=_finite, help="Panel to panel, m.")
+@click.option("--gap", type=length, default=0.05, show_default=True, callback=finite, help="From volume to panel, m.")
+@click.option("--spacing", type=length, default=0.1, show_default=True, callback=finite, help="Panel to panel, m.")
 @click.option(
     "--margin",
     type=float,
     default=0.3,
     show_default=True,
-    callback=_finite,
+    callback=finite,
     help="How far panels reach beyond the volume, m.",
 )
 @click.option(
@@ -128,16 +121,16 @@ def _finite(context, parameter, value: float | None) -> float | None:
     type=click.FloatRange(min=0),
     default=1e-4,
     show_default=True,
-    callback=_finite,
+    callback=finite,
     help="Standard deviation of a hit in x and y, m.",
 )
 @click.option(
-    "--efficiency", type=float, default=1.0, show_default=True, callback=_finite, help="Share of the hits seen."
+    "--efficiency", type=float, default=1.0, show_default=True, callback=finite, help="Share of the hits seen."
 )
 @click.option(
     "--step",
     type=click.FloatRange(min=1e-6),
-    callback=_finite,
+    callback=finite,
     help="Longest step, m.  [default: the shortest edge of a voxel, or 0.01 with --log-term step]",
 )
 @click.option(
@@ -157,11 +150,11 @@ def _finite(context, parameter, value: float | None) -> float | None:
 @click.option(
     "--compare",
     "reference",
-    type=click.Path(path_type=Path),
+    type=file,
     help="Scan file with truth: simulate its volumes with its momenta, and tell how the muons differ.",
 )
-@click.option("--picture", type=click.Path(path_type=Path), help="PNG of the first volume, or of the comparison.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Everything random.")
+@click.option("--picture", type=file, help="PNG of the first volume, or of the comparison.")
+@click.option("--seed", type=seed_range, default=7, show_default=True, help="Everything random.")
 @click.option(
     "--threads", type=click.IntRange(1, 1024), help="CPU threads; they change no result.  [default: all cores]"
 )
