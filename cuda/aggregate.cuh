@@ -7,6 +7,7 @@
 #ifndef MUVOX_CUDA_AGGREGATE_H
 #define MUVOX_CUDA_AGGREGATE_H
 
+#include "../ops/convert.h"
 #include "best.cuh"
 #include "device.cuh"
 #include "launch.cuh"
@@ -141,9 +142,9 @@ inline aggregate_columns columns_of(muvox_aggregates kinds)
 
 template <typename W> struct aggregate_arguments {
     muvox_sets sets;
-    const int32_t
-        *order; /* (N) the rows of each set, those near each other in turn, so that they share a cache; ~row of a
-                                masked one. NULL: as they are */
+    /* (N) the rows of each set, those near each other in turn, so that they share a cache; ~row of a masked one. NULL: as they
+     * are. */
+    const int32_t    *order;
     aggregate_columns columns;
     bool              mean_by_k;
     int               k;
@@ -211,12 +212,7 @@ __device__ __forceinline__ void store_rank(const muvox_output &winners, int64_t 
 
 template <typename M> int64_t row_bytes(const M &m)
 {
-    const int64_t size = m.dtype == MUVOX_F64                            ? 8
-                         : m.dtype == MUVOX_F16 || m.dtype == MUVOX_BF16 ? 2
-                         : m.dtype == MUVOX_U8                           ? 1
-                                                                         : 4;
-
-    return m.row_stride * size;
+    return m.row_stride * (int64_t)dtype_size(m.dtype);
 }
 
 /* first + i · bytes: written out, as the compiler takes the multiplication of 64 bits apart and hoists half of it. */

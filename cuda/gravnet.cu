@@ -2,7 +2,6 @@
 #include "muvox/gravnet.h"
 
 #include "../ops/checks.h"
-#include "../ops/convert.h"
 #include "aggregate_backward.cuh"
 #include "aggregate_forward.cuh"
 #include "order.cuh"

@@ -73,9 +73,15 @@ template <typename R> __device__ __forceinline__ R box_gap(const R *low, const R
     return sum;
 }
 
-/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles: the own one, after it all others from the
- * first on, because rows in one place are in the order of their numbers, and of those the lower ones count. In a group each lane
- * asks for the whole warp about one tile, then all lanes, each for itself, about those that remain. */
+/* Groups of 32 tiles or balls: the own one, then all others from the first on, because rows in one place are in the order of
+ * their numbers, and of those the lower ones count. */
+__device__ __forceinline__ int32_t group_of_step(int32_t step, int32_t own)
+{
+    return step == 0 ? own : step <= own ? step - 1 : step;
+}
+
+/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles. In a group each lane asks for the whole
+ * warp about one tile, then all lanes, each for itself, about those that remain. */
 template <typename R, int D> struct itinerary {
     enum { OWN = -3, BESIDE = -2, FAR = -1 }; /* steps before the groups, which count from 0 */
     const int32_t *lowest;
@@ -100,7 +106,7 @@ template <typename R, int D> struct itinerary {
 
     __device__ __forceinline__ int32_t group() const
     {
-        return step == 0 ? middle : step <= middle ? step - 1 : step;
+        return group_of_step(step, middle);
     }
 
     template <typename L> __device__ __forceinline__ unsigned candidates(const query<R, D> &q, const L &list) const
@@ -163,22 +169,5 @@ template <typename R, int D> struct itinerary {
         return waiting;
     }
 };
-
-/* The corners of the box around the queries of a warp. */
-template <typename R, int D> __device__ __forceinline__ void bound_queries(const query<R, D> &q, bool looks, R *around)
-{
-    if constexpr (D > 0)
-#pragma unroll
-        for (int c = 0; c < D; c++) {
-            R low = looks ? q.x[c] : (R)NAN, high = low; /* fmin and fmax pass over NaN */
-
-            for (int lanes = WARP / 2; lanes; lanes /= 2) {
-                low = fmin(low, __shfl_xor_sync(ALL_LANES, low, lanes));
-                high = fmax(high, __shfl_xor_sync(ALL_LANES, high, lanes));
-            }
-            around[c] = low;
-            around[D + c] = high;
-        }
-}
 
 #endif

@@ -9,10 +9,7 @@
 /* How a search goes: a warp takes a tile of 32 queries, one for each lane, which the order has put near each other. It looks
  * at its own tile, then at those beside it, then at every tile whose box is nearer than the farthest place in the list of
  * any lane. Tiles come in batches: each lane first marks the rows that are near enough, in a loop without branches, then
- * all lanes insert what they marked, each its own.
- *
- * The distance to a box is computed with the same operations in the same order as a distance, each of which is monotonic in
- * floating point too, so it is never larger than the distance to a row inside: nothing is lost by skipping. */
+ * all lanes insert what they marked, each its own. */
 
 /* What a warp keeps in shared memory of the tiles it looks at. D > 0: columns known to the compiler; 0: any, and rows and
  * queries are read where they lie. */
@@ -82,6 +79,23 @@ __device__ __forceinline__ void look(const query<R, D> &q, const int32_t *number
         }
         list.insert(found);
     }
+}
+
+/* The corners of the box around the queries of a warp. */
+template <typename R, int D> __device__ __forceinline__ void bound_queries(const query<R, D> &q, bool looks, R *around)
+{
+    if constexpr (D > 0)
+#pragma unroll
+        for (int c = 0; c < D; c++) {
+            R low = looks ? q.x[c] : (R)NAN, high = low; /* fmin and fmax pass over NaN */
+
+            for (int lanes = WARP / 2; lanes; lanes /= 2) {
+                low = fmin(low, __shfl_xor_sync(ALL_LANES, low, lanes));
+                high = fmax(high, __shfl_xor_sync(ALL_LANES, high, lanes));
+            }
+            around[c] = low;
+            around[D + c] = high;
+        }
 }
 
 template <typename R, typename L>

@@ -133,7 +133,7 @@ struct remains {
 
     __device__ __forceinline__ int32_t group() const
     {
-        return step == 0 ? middle : step <= middle ? step - 1 : step;
+        return group_of_step(step, middle);
     }
 
     /* Puts the next balls on the desk's list; returns how many, 0 after the last. */
