@@ -1,8 +1,8 @@
-/* What both searches share (search.cu keeps lists of whole distances, shortlist.cu of abbreviated ones): the query of a lane, and
- * which tiles its warp looks at.
+/* What both searches share (search.cu keeps lists of whole distances, shortlist.cu of abbreviated ones): the query of a
+ * lane, and which tiles its warp looks at.
  *
- * The distance to a box is computed with the same operations in the same order as a distance, each of which is monotonic in
- * floating point too, so it is never larger than the distance to a row inside: nothing is lost by skipping. */
+ * The distance to a box is computed with the same operations in the same order as a distance, each of which is
+ * monotonic in floating point too, so it is never larger than the distance to a row inside: nothing is lost by skipping. */
 #ifndef MUVOX_CUDA_ITINERARY_H
 #define MUVOX_CUDA_ITINERARY_H
 
@@ -58,7 +58,8 @@ template <typename R, int D> struct query {
     }
 };
 
-/* distance² of two boxes, each (2, columns) lower and upper corner. NaN corners, of boxes of infinite rows, count as near. */
+/* distance² of two boxes, each (2, columns) lower and upper corner. NaN corners, of boxes of infinite rows, count as
+ * near. */
 template <typename R> __device__ __forceinline__ R box_gap(const R *low, const R *high, const R *box, int columns)
 {
     R sum = 0;
@@ -73,15 +74,15 @@ template <typename R> __device__ __forceinline__ R box_gap(const R *low, const R
     return sum;
 }
 
-/* Groups of 32 tiles or balls: the own one, then all others from the first on, because rows in one place are in the order of
- * their numbers, and of those the lower ones count. */
+/* Groups of 32 tiles or balls: the own one, then all others from the first on, because rows in one place are in the
+ * order of their numbers, and of those the lower ones count. */
 __device__ __forceinline__ int32_t group_of_step(int32_t step, int32_t own)
 {
     return step == 0 ? own : step <= own ? step - 1 : step;
 }
 
-/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles. In a group each lane asks for the whole
- * warp about one tile, then all lanes, each for itself, about those that remain. */
+/* Which tiles to look at next: the own one, those beside it, then groups of 32 tiles. In a group each lane asks for the
+ * whole warp about one tile, then all lanes, each for itself, about those that remain. */
 template <typename R, int D> struct itinerary {
     enum { OWN = -3, BESIDE = -2, FAR = -1 }; /* steps before the groups, which count from 0 */
     const int32_t *lowest;

@@ -25,8 +25,7 @@ typedef struct {
     muvox_output out;        /* (S, C), dtype of feats */
     muvox_matrix grad_out;   /* (S, C), dtype of feats; into backward */
     muvox_output grad_feats; /* (N, C), dtype of feats; out of backward */
-    muvox_output
-        histogram; /* (S, 1) int64; out of forward, only if wanted: how often each voxel is in index, used as counts */
+    muvox_output histogram;  /* (S, 1) int64; out of forward, only if wanted: points of each voxel, used as counts */
 } muvox_voxelize;
 
 /* Errors: MUVOX_BAD_ARGUMENT, MUVOX_BAD_SHAPE, MUVOX_BAD_DTYPE. */

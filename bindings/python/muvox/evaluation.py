@@ -36,7 +36,7 @@ def missing_columns(scans: Scans) -> dict[str, str]:
 def classical_maps(
     scans: Scans, index: int, names: list[str], muons: int, seed: int
 ) -> Iterator[tuple[str, np.ndarray, float]]:
-    """Name, values (voxels) and seconds taken of each of these maps of a volume, from the muons that a network is shown."""
+    """Name, values (voxels) and seconds taken of each of these maps of a volume; a network is shown the same muons."""
     rows = drawn_muons(scans, index, muons, seed)
     made = {}
     for name in names:
