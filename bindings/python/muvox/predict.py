@@ -12,7 +12,7 @@ from .checkpoint import Checkpoint
 from .data import Scans
 from .data.features import drawn_muons, muon_features, voxel_features
 from .errors import UserError
-from .files import atomic_write
+from .files import atomic_write, held_signals
 from .metrics import nearest_material
 from .vti import write_vti
 
@@ -89,6 +89,7 @@ def predict(
     check_match(checkpoint, scans)
     chosen = list(range(len(scans))) if volumes is None else list(volumes)
     with contextlib.ExitStack() as stack:
+        deliver = stack.enter_context(held_signals())
         writers = []
         if vti is not None:
             Path(vti).mkdir(parents=True, exist_ok=True)
@@ -101,6 +102,7 @@ def predict(
             said = predict_volume(checkpoint, scans, index, muons, seed)
             for write in writers:
                 write(place, index, said)
+            deliver()
             report(place + 1)
 
 
