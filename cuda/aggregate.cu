@@ -66,7 +66,7 @@ template <typename R> struct weight_gradients {
     }
     template <typename A, typename W>
     __device__ __forceinline__ void add(const A &, const W &, const in_set &set, const row_place &, int i, int r,
-                                        bool there, R, R, R dw, sums *) const
+                                        bool there, R, const four<R> &, R, R dw, sums *) const
     {
         if (there) put(set, i, r, dw);
     }
@@ -94,7 +94,7 @@ extern "C" muvox_status muvox_aggregate_backward_cuda(muvox_context *ctx, const 
             workspace                     hold(ctx);
 
             FORWARD(reverse_neighbours(ctx, "aggregate", a.sets, a.sets, a.neighbours, a.k, &hold, &list));
-            return aggregate_backward<T>(ctx, "aggregate", a, list, weight_gradients<R>{op->grad_weights});
+            return aggregate_backward<T>(ctx, "aggregate", a, list, weight_gradients<R>{op->grad_weights}, nullptr);
         });
     });
 }

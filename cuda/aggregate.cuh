@@ -21,6 +21,11 @@ struct row_place {
     int     i, rows;         /* rows: how many the set has */
 };
 
+/* Four columns of coordinates, at a multiple of 16 bytes. */
+template <typename R> struct four {
+    R x[4];
+};
+
 /* Weights are decay · row_weight: of rank r of row i, which is row j. These are given. */
 template <typename R> struct given_weights {
     template <typename T> static constexpr bool fits = std::is_same<wide_t<T>, R>::value; /* computes in R */
@@ -31,7 +36,7 @@ template <typename R> struct given_weights {
         muvox_dtype                  dtype;
         int64_t                      first;
         int                          stride;
-        __device__ __forceinline__ R decay(int i, int r, int) const
+        __device__ __forceinline__ R decay(int i, int r, int, four<R> *) const
         {
             return load<R>(data, dtype, first + (int64_t)i * stride + r);
         }
@@ -44,11 +49,6 @@ template <typename R> struct given_weights {
     {
         return {weights.data, weights.dtype, row_at(weights, sets, at.begin, at.set, 0), (int)weights.row_stride};
     }
-};
-
-/* Four columns of coordinates, at a multiple of 16 bytes. */
-template <typename R> struct four {
-    R x[4];
 };
 
 __device__ __forceinline__ four<float> load_four(const float *from)
@@ -82,7 +82,8 @@ template <typename R> struct gravnet_weights {
 
             return {a.x[0] - b.x[0], a.x[1] - b.x[1], a.x[2] - b.x[2], a.x[3] - b.x[3]};
         }
-        __device__ __forceinline__ R decay(int i, int, int j) const
+        /* *first: the first four of x_i − x_j */
+        __device__ __forceinline__ R decay(int i, int, int j, four<R> *first) const
         {
             R sum = 0;
 
@@ -90,6 +91,7 @@ template <typename R> struct gravnet_weights {
             for (int q = 0; q < fours; q++) {
                 const four<R> difference = differences(i, j, q);
 
+                if (q == 0) *first = difference;
 #pragma unroll
                 for (int c = 0; c < 4; c++) sum = fused(difference.x[c], difference.x[c], sum);
             }
@@ -142,8 +144,8 @@ inline aggregate_columns columns_of(muvox_aggregates kinds)
 
 template <typename W> struct aggregate_arguments {
     muvox_sets sets;
-    /* (N) the rows of each set, those near each other in turn, so that they share a cache; ~row of a masked one. NULL: as they
-     * are. */
+    /* (N) the rows of each set, those near each other in turn, so that they share a cache; ~row of a masked one.
+     * NULL: as they are. */
     const int32_t    *order;
     aggregate_columns columns;
     bool              mean_by_k;
@@ -153,8 +155,9 @@ template <typename W> struct aggregate_arguments {
     W                 weight;
 };
 
-/* How rows are dealt out: to RUNS blocks, where there are enough rows. A GPU of 132 multiprocessors takes 264 of them at
- * once (132 in double). More and shorter runs are balanced better; of longer ones more is found in the cache. */
+/* How rows are dealt out: to RUNS blocks, where there are enough rows. A GPU of 132 multiprocessors takes 264 of
+ * them at once (132 in double). More and shorter runs are balanced better; of longer ones more is found in the
+ * cache. */
 enum { BLOCK = 512, RUNS = 1056 };
 
 /* Blocks on a multiprocessor: as many as registers allow without spills. */

@@ -7,22 +7,51 @@
 #include "aggregate.cuh"
 #include "reverse.cuh"
 
-/* 1 over what the mean of each row divides by, unless shares is null; 0 where there is no neighbour, and no gradient
- * either. Places without neighbour get their gradient of weights here, as no row picks them up. */
-template <typename R, typename W, typename S>
-__global__ void write_shares(const aggregate_arguments<W> a, R *shares, const S set_dw)
-{
-    row_place at;
-    int       count = 0;
+/* Stands for the type of winners where each place has a word of bits: the features of whose maximum it is the
+ * winner. A place is the winner of few features, or of none: only their gradients are read then. */
+struct winner_bits {
+};
 
-    if (!group_row<1>(a.sets, nullptr, &at)) return;
-    const int32_t *const near = set_rows<const int32_t>(a.neighbours, a.sets, at.begin, at.set)[at.i];
-    for (int r = 0; r < a.k; r++)
-        if (outside(at, __ldg(near + r)))
-            set_dw.without_neighbour(a, at, r);
-        else
-            count++;
-    if (shares) shares[at.row] = count == 0 ? (R)0 : a.mean_by_k ? 1 / (R)a.k : 1 / (R)count;
+/* Features and neighbours up to which there are such words, one for each lane. */
+enum { MOST_BITS = WARP };
+
+/* What a row knows about its places, one thread for each row. shares, unless null: 1 over what its mean divides by;
+ * 0 where there is no neighbour, and no gradient either. bits (N, k), unless null: see winner_bits. Places without
+ * neighbour get their gradient of weights here, as no row picks them up. */
+template <typename R, typename W, typename S>
+__global__ void prepare_rows(const aggregate_arguments<W> a, R *shares, uint32_t *bits, const S set_dw)
+{
+    __shared__ uint32_t words[MOST_BITS][THREADS + 1]; /* rank r of the block's row t at words[r][t] */
+    const int           F = (int)a.feats.cols, thread = (int)threadIdx.x;
+    const int64_t       first = (int64_t)blockIdx.x * THREADS;
+    row_place           at;
+    int                 count = 0;
+
+    for (int r = 0; bits && r < a.k; r++) words[r][thread] = 0;
+    if (group_row<1>(a.sets, nullptr, &at)) {
+        const int32_t *const near = set_rows<const int32_t>(a.neighbours, a.sets, at.begin, at.set)[at.i];
+
+        for (int r = 0; r < a.k; r++)
+            if (outside(at, __ldg(near + r)))
+                set_dw.without_neighbour(a, at, r);
+            else
+                count++;
+        if (shares) shares[at.row] = count == 0 ? (R)0 : a.mean_by_k ? 1 / (R)a.k : 1 / (R)count;
+        if (bits) {
+            const uint8_t *const winners =
+                set_rows<const uint8_t>(a.winners, a.sets, at.begin, at.set)[at.i] + a.columns.max_winner * F;
+
+            for (int f = 0; f < F; f++) {
+                const int r = __ldg(winners + f);
+
+                if (r < a.k) words[r][thread] |= 1u << f; /* 255: none */
+            }
+        }
+    }
+    if (!bits) return;
+    __syncthreads();
+    const int rows = a.sets.rows - first < THREADS ? (int)(a.sets.rows - first) : (int)THREADS;
+    for (int n = thread; n < rows * a.k; n += THREADS) bits[first * a.k + n] = words[n % a.k][n / a.k];
 }
 
 /* Lanes in groups of LANES add up COUNT numbers each: the result of a lane is the sum of number lane / SPACING %
@@ -64,10 +93,12 @@ struct any_reverse_list {
     }
 };
 
-/* What all lanes of a group need of a place: rank r of row i, its weight, and that row's share of the mean. */
+/* What all lanes of a group need of a place: its row i, its rank or winner_bits, its weight, and that row's share of
+ * the mean. */
 template <typename R> struct alignas(sizeof(R) == sizeof(float) ? 16 : 8) place_data {
-    int i, r;
-    R   weight, share;
+    int      i;
+    unsigned rank_or_bits;
+    R        weight, share;
 };
 
 /* How many bytes rows lie apart. */
@@ -91,8 +122,9 @@ template <typename T, typename RANK, typename W, typename S> struct warp_data {
     const RANK        *winners, *max_winners;
     T                 *grad_feats;
     const R           *shares;
+    const uint32_t    *bits;
     __device__ void    move_to(const aggregate_arguments<W> &a, const S &set_dw_of_all, const R *shares_of_all,
-                               const row_place &at)
+                               const uint32_t *bits_of_all, const row_place &at)
     {
         const int F = (int)a.feats.cols;
 
@@ -106,6 +138,7 @@ template <typename T, typename RANK, typename W, typename S> struct warp_data {
         max_winners = winners + a.columns.max_winner * F;
         grad_feats = set_rows<T>(a.grad_feats, a.sets, at.begin, at.set).first;
         shares = shares_of_all + at.begin;
+        bits = bits_of_all + at.begin * a.k;
     }
 };
 
@@ -114,15 +147,16 @@ template <typename T, typename RANK, typename W, typename S> struct warp_data {
  *
  *     grad_feats[j,f] = Σ_group Σ w[i,r] dm[i,r,f]      dw[i,r] = Σ_f dm[i,r,f] feats[j,f]
  *
- * RANK is the type of the winners. set_dw takes dw, and adds up what else is wanted. MEAN_MAX: these two, and no
- * other aggregate. */
+ * RANK is the type of the winners, or winner_bits. set_dw takes dw, and adds up what else is wanted. MEAN_MAX: these
+ * two, and no other aggregate. */
 template <typename T, int G, int NF, typename RANK, bool MEAN_MAX, typename W, typename S>
 __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
-    row_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const any_reverse_list list, const S set_dw,
-                  const bytes_apart bytes, int run)
+    row_gradients(const aggregate_arguments<W> a, const wide_t<T> *shares, const uint32_t *bits,
+                  const any_reverse_list list, const S set_dw, const bytes_apart bytes, int run)
 {
     using R = wide_t<T>;
-    constexpr int GROUPS = WARP / G;
+    constexpr int  GROUPS = WARP / G;
+    constexpr bool BITS = std::is_same<RANK, winner_bits>::value;
     __shared__ warp_data<T, RANK, W, S> shared[BLOCK / WARP];
     warp_data<T, RANK, W, S>           &own = shared[threadIdx.x / WARP];
     const int                           lane = (int)(lane_id() % G), group = (int)(lane_id() / G);
@@ -139,7 +173,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
         if (!find_row(a.sets, a.order, first_place + turn, &to)) continue; /* the whole warp */
         if (to.begin != before) {
             __syncwarp();
-            if (lane_id() == 0) own.move_to(a, set_dw, shares, to);
+            if (lane_id() == 0) own.move_to(a, set_dw, shares, bits, to);
             __syncwarp();
         }
         const int64_t    end = list.ends[to.row];
@@ -149,12 +183,14 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
         bool             there; /* whether this lane has a place of the batch, and which */
         int              i = 0, r = 0, count;
         R                decay = 0;
+        four<R>          first_four = {};
 
         /* The batch from place e0 on: what its places are, and how many are this group's. */
         const auto find_places = [&](int64_t e0) {
             const int left = (int)(end - e0 < GROUPS * PLACES ? end - e0 : GROUPS * PLACES);
             const int n = GROUPS * (lane % PLACES) + group;
             R         share = 0;
+            unsigned  rank_or_bits = 0;
 
             there = n < left;
             count = (left + GROUPS - 1 - group) / GROUPS;
@@ -163,11 +199,13 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
 
                 i = (int)((int64_t)(place >> list.bits) - to.begin);
                 r = (int)(place & ((UINT64_C(1) << list.bits) - 1));
-                decay = own.weight.decay(i, r, to.i);
+                /* A plain load: set_dw may put something else there, when the bits are read. */
+                rank_or_bits = BITS ? own.bits[i * a.k + r] : (unsigned)r;
+                decay = own.weight.decay(i, r, to.i, &first_four);
                 if (mean) share = __ldg(own.shares + i);
             }
             __syncwarp(); /* nobody reads the last batch any more */
-            own.places[lane_id()] = {i, r, decay * row_weight, share};
+            own.places[lane_id()] = {i, rank_or_bits, decay * row_weight, share};
             __syncwarp();
         };
         const auto load_feats = [&](int first, R(&x)[NF]) {
@@ -182,7 +220,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
             const place_data<R> *place = own.places + group * G;
             R                   *part = own.parts[0] + lane_id();
 
-#pragma unroll 1
+#pragma unroll BITS ? 2 : 1
             for (int n = 0; n < count; n++, place++, part += own.PART) {
                 const place_data<R> at = *place;
                 R                   even[NF] = {}, dm[NF] = {}, of_weight = again ? *part : (R)0;
@@ -194,7 +232,14 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
                     for (int u = 0; u < NF; u++)
                         if (has_feature<G, NF>(u, first, F)) even[u] = widen(__ldg(grad + u * G));
                 }
-                if (max) {
+                if constexpr (BITS) {
+                    const T *const grad = row_of(max_of_lane, at.i, bytes.grads);
+                    const unsigned won = at.rank_or_bits >> lane;
+
+#pragma unroll
+                    for (int u = 0; u < NF; u++)
+                        if (won >> u * G & 1) dm[u] = widen(__ldg(grad + u * G));
+                } else if (max) {
                     const RANK *const winner = row_of(winner_of_lane, at.i, bytes.winners);
                     const T *const    grad = row_of(max_of_lane, at.i, bytes.grads);
                     int               won[NF];
@@ -208,25 +253,27 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
                     }
 #pragma unroll
                     for (int u = 0; u < NF; u++)
-                        if (won[u] == at.r) dm[u] = largest[u];
+                        if (won[u] == (int)at.rank_or_bits) dm[u] = largest[u];
                 }
 #pragma unroll
                 for (int u = 0; u < NF; u++) dm[u] = fused(at.share, even[u], dm[u]);
-                if (others) {
-                    const T *const    grad = row_of(own.grads + first + lane, at.i, bytes.grads);
-                    const RANK *const winner = row_of(own.winners + first + lane, at.i, bytes.winners);
+                if constexpr (!BITS)
+                    if (others) {
+                        const T *const    grad = row_of(own.grads + first + lane, at.i, bytes.grads);
+                        const RANK *const winner = row_of(own.winners + first + lane, at.i, bytes.winners);
 
 #pragma unroll
-                    for (int u = 0; u < NF; u++) {
-                        if (!has_feature<G, NF>(u, first, F)) break;
-                        if (a.columns.sum >= 0) dm[u] += widen(__ldg(grad + a.columns.sum * F + u * G));
-                        if (a.columns.absmax >= 0 && (int)__ldg(winner + a.columns.absmax_winner * F + u * G) == at.r) {
-                            const R m = at.weight * x[u];
+                        for (int u = 0; u < NF; u++) {
+                            if (!has_feature<G, NF>(u, first, F)) break;
+                            if (a.columns.sum >= 0) dm[u] += widen(__ldg(grad + a.columns.sum * F + u * G));
+                            if (a.columns.absmax >= 0 &&
+                                (int)__ldg(winner + a.columns.absmax_winner * F + u * G) == (int)at.rank_or_bits) {
+                                const R m = at.weight * x[u];
 
-                            dm[u] += (R)((m > 0) - (m < 0)) * widen(__ldg(grad + a.columns.absmax * F + u * G));
+                                dm[u] += (R)((m > 0) - (m < 0)) * widen(__ldg(grad + a.columns.absmax * F + u * G));
+                            }
                         }
                     }
-                }
 #pragma unroll
                 for (int u = 0; u < NF; u++) of_feats[u] = fused(at.weight, dm[u], of_feats[u]);
 #pragma unroll
@@ -243,7 +290,8 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
             for (int n = 0; n < 8; n++) dw += parts[n];
 #pragma unroll
             for (int step = 8; step < G; step *= 2) dw += __shfl_xor_sync(ALL_LANES, dw, step);
-            set_dw.add(a, own.weight, own.set_dw, to, i, r, there && lane < PLACES, decay, row_weight, dw, &sums);
+            set_dw.add(a, own.weight, own.set_dw, to, i, r, there && lane < PLACES, decay, first_four, row_weight, dw,
+                       &sums);
         };
 
         const bool at_once = G < WARP || F <= G * NF; /* all features are in the sums of one pass */
@@ -286,15 +334,18 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
     }
 }
 
-/* grad_feats if it is wanted, and what set_dw makes of the gradients of the weights. */
+/* grad_feats if it is wanted, and what set_dw makes of the gradients of the weights. words: (N, k) of the workspace
+ * that set_dw alone writes to, for each place when it has its gradient; NULL: there are none. */
 template <typename T, typename W, typename P, typename S>
 muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const aggregate_arguments<W> &a,
-                                const reverse_list<P> &list, const S &set_dw)
+                                const reverse_list<P> &list, const S &set_dw, uint32_t *words)
 {
     using R = wide_t<T>;
     const int64_t N = a.sets.rows;
-    const int     run = rows_of_run(N, BLOCK / WARP);
-    workspace     shares(ctx);
+    const bool    has_bits = a.columns.mean >= 0 && a.columns.max >= 0 && a.columns.sum < 0 && a.columns.absmax < 0 &&
+                          a.winners.dtype == MUVOX_U8 && a.feats.cols <= MOST_BITS && a.k <= MOST_BITS;
+    const int run = rows_of_run(N, BLOCK / WARP);
+    workspace shares(ctx), bits(ctx);
 
     FORWARD(check_launch(ctx, op_name, a));
     FORWARD(check_row_stride(ctx, op_name, "bytes of grad_out", row_bytes(a.grad_out)));
@@ -303,9 +354,14 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
     const bytes_apart bytes = {(int)row_bytes(a.feats), (int)row_bytes(a.grad_out), (int)row_bytes(a.winners),
                                (int)row_bytes(a.grad_feats)};
     if (a.columns.mean >= 0) FORWARD(shares.take(op_name, N * (int64_t)sizeof(R)));
+    if (has_bits && !words) {
+        FORWARD(bits.take(op_name, N * a.k * 4));
+        words = bits.as<uint32_t>();
+    }
     if (a.columns.mean >= 0 || (S::every_place && set_dw.wanted())) {
         FORWARD(check_grid(ctx, op_name, N / THREADS + 1));
-        write_shares<R><<<group_blocks<1>(a.sets), THREADS, 0, stream_of(ctx)>>>(a, shares.as<R>(), set_dw);
+        prepare_rows<R><<<group_blocks<1>(a.sets), THREADS, 0, stream_of(ctx)>>>(a, shares.as<R>(),
+                                                                                 has_bits ? words : nullptr, set_dw);
         LAUNCHED();
     }
     return with_group(a.feats.cols, [&](auto group, auto each) -> muvox_status {
@@ -314,12 +370,17 @@ muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const a
 
         const auto launch = [&](auto rank, auto mean_max) {
             row_gradients<T, G, NF, decltype(rank), decltype(mean_max)::value>
-                <<<blocks, BLOCK, 0, stream_of(ctx)>>>(a, shares.as<R>(), list, set_dw, bytes, run);
+                <<<blocks, BLOCK, 0, stream_of(ctx)>>>(a, shares.as<R>(), words, list, set_dw, bytes, run);
         };
 
-        if (a.winners.dtype == MUVOX_U8)
-            with_mean_max(a.columns, [&](auto mean_max) { launch(uint8_t(), mean_max); });
-        else
+        if (has_bits) {
+            if constexpr (G * NF <= MOST_BITS) launch(winner_bits(), std::true_type());
+        } else if (a.winners.dtype == MUVOX_U8) {
+            if constexpr (G * NF <= MOST_BITS)
+                launch(uint8_t(), std::false_type());
+            else
+                with_mean_max(a.columns, [&](auto mean_max) { launch(uint8_t(), mean_max); });
+        } else
             launch(int32_t(), std::false_type());
         LAUNCHED();
         return MUVOX_OK;

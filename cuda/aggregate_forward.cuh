@@ -32,8 +32,10 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
             for (int r0 = 0; r0 < a.k; r0 += G) {
                 const int32_t listed = there && r0 + lane < a.k ? __ldg(near + r0 + lane) : -1,
                               mine = outside(at, listed) ? -1 : listed;
-                const R   my_weight = mine >= 0 ? weight.decay(at.i, r0 + lane, mine) * weight.row_weight(mine) : (R)0;
-                const int last = min(a.k - r0, G);
+                four<R> first_four;
+                const R my_weight =
+                    mine >= 0 ? weight.decay(at.i, r0 + lane, mine, &first_four) * weight.row_weight(mine) : (R)0;
+                const int      last = min(a.k - r0, G);
                 const unsigned found =
                     __ballot_sync(ALL_LANES, mine >= 0) >> lanes_before & (unsigned)((UINT64_C(1) << G) - 1);
                 const auto add = [&](auto all) { /* whether all of them are neighbours, for all rows of the warp */

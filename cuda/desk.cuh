@@ -9,7 +9,8 @@
 
 enum { WORDS = 2, BALLS_AT_ONCE = WORDS * BALLS };
 
-/* What a warp keeps in shared memory: what it looks at, 32 rows or balls for a word of marks, and in the end its results. */
+/* What a warp keeps in shared memory: what it looks at, 32 rows or balls for a word of marks, and in the end its
+ * results. */
 template <int D, int L> struct __align__(16) desk
 {
     static constexpr bool WAITS = L > 12; /* short lists take candidates one by one, others a group at a time */
@@ -40,8 +41,8 @@ template <int D, int L> struct __align__(16) desk
 /* The query of a lane. */
 template <int D> struct seeker {
     query<float, D> q;
-    int32_t         self;            /* number of the own row */
-    bool            self_out, looks; /* whether that is left out; whether this lane has a query */
+    int32_t         self;        /* number of the own row */
+    bool self_out, looks, marks; /* whether that is left out; whether this lane has a query, and marks rows for it */
 };
 
 /* Lays the list on the desk, in the order of whole distances. */
@@ -134,32 +135,56 @@ __device__ __forceinline__ void write_nearest(const search_arguments<float> &a, 
     }
 }
 
-/* The lanes of these for which no row but the first k on the desk comes up to the last of those, place by place: whether keys
- * left something out is seen by looking at all rows again. */
+/* Looks at all rows again for each of these lanes, all lanes together, as keys may have left something out, and puts
+ * right what lies on the desk for it. Returns for which of them it could: those with no more than 32 rows up to the
+ * place of their k-th. */
 template <int D, int L>
-__device__ __forceinline__ unsigned complete(const seeker<D> &s, unsigned lanes, int k, const desk<D, L> &on)
+__device__ __forceinline__ unsigned complete(const seeker<D> &s, unsigned lanes, int k, desk<D, L> &on)
 {
+    uint32_t *const distances = on.queries.high[0], *const numbers = on.queries.low[0]; /* nobody marks any more */
     unsigned complete = 0;
 
+#pragma unroll 1
     for (; lanes; lanes &= lanes - 1) {
-        const int       of = __ffs((int)lanes) - 1, at = of * desk<D, L>::STRIDE + k - 1;
-        const uint32_t  distance = on.distances[at], number = on.keys[at];
+        const int       of = __ffs((int)lanes) - 1, first = of * desk<D, L>::STRIDE;
+        const uint32_t  distance = on.distances[first + k - 1], number = on.keys[first + k - 1];
         const int32_t   self = __shfl_sync(ALL_LANES, s.self, of);
         query<float, D> q;
         int             count = 0;
 
 #pragma unroll
         for (int c = 0; c < D; c++) q.x[c] = __shfl_sync(ALL_LANES, s.q.x[c], of);
-        for (int32_t i = (int32_t)lane_id(); i < on.count; i += WARP) {
-            const int32_t here = on.set_numbers[i];
+        for (int32_t i = (int32_t)lane_id(); i - (int32_t)lane_id() < on.count; i += WARP) {
+            const int32_t at = min(i, on.count - 1), here = i < on.count ? on.set_numbers[at] : -1;
             float         row[D];
 
-            load_point(on.set_rows + i * D, row);
+            load_point(on.set_rows + at * D, row);
             const uint32_t bits = __float_as_uint(q.distance2(row));
-            const bool     takes = here >= 0 && !(s.self_out && here == self);
-            count += takes && (bits < distance || (bits == distance && (uint32_t)here <= number));
+            const bool     near = here >= 0 && !(s.self_out && here == self) &&
+                              (bits < distance || (bits == distance && (uint32_t)here <= number));
+            const unsigned all = __ballot_sync(ALL_LANES, near);
+            const int      to = count + __popc(all & ((1u << lane_id()) - 1));
+
+            if (near && to < WARP) {
+                distances[to] = bits;
+                numbers[to] = (uint32_t)here;
+            }
+            count += __popc(all);
         }
-        if (__reduce_add_sync(ALL_LANES, count) == k) complete |= 1u << of;
+        __syncwarp();
+        if (count >= k && count <= WARP) {
+            const bool     mine = (int)lane_id() < count;
+            const uint32_t bits = distances[lane_id()], here = numbers[lane_id()];
+            int            rank = 0;
+
+            for (int n = 0; n < count; n++) rank += distances[n] < bits || (distances[n] == bits && numbers[n] < here);
+            if (mine && rank < k) {
+                on.distances[first + rank] = bits;
+                on.keys[first + rank] = here;
+            }
+            complete |= 1u << of;
+        }
+        __syncwarp();
     }
     return complete;
 }

@@ -145,13 +145,20 @@ template <typename T> struct set_rows {
     }
 };
 
-/* The row at a place of all, in an order of each set's rows that has ~row for those that take no part, or in none (NULL). Wrong
- * splits leave places without a row of their set: they get their own. */
+/* The row at a place of all, in an order of each set's rows that has ~row for those that take no part, or in none
+ * (NULL). Wrong splits leave places without a row of their set: they get their own. */
 __device__ __forceinline__ int ordered_row(const int32_t *order, int64_t place, int64_t begin, int64_t rows)
 {
     const int own = (int)(place - begin), listed = order ? order[place] : own, row = listed < 0 ? ~listed : listed;
 
     return row < rows ? row : own;
+}
+
+/* A number from such an order; where wrong splits let sets overlap it may be no row of this one, and counts as
+ * taking no part. */
+__device__ __forceinline__ int32_t row_number(int32_t listed, int64_t rows)
+{
+    return (listed < 0 ? ~listed : listed) < rows ? listed : -1;
 }
 
 __device__ __forceinline__ bool row_valid(const muvox_matrix &mask, const muvox_sets &sets, int64_t begin, int64_t s,
@@ -183,8 +190,9 @@ __device__ __forceinline__ int64_t set_of_row(const muvox_sets &sets, int64_t ro
     return last_not_above(sets.count, row, [&](int64_t s) { return set_begin(sets, s); });
 }
 
-/* Tiles: every set cut into pieces of `size` rows. They are numbered by an upper bound, so that no list and no scan is
- * needed: set s owns the tiles from begin / size + s on (in a uniform batch from s · ⌈M / size⌉ on); some stay empty, but each set has at least one. */
+/* Tiles: every set cut into pieces of `size` rows. They are numbered by an upper bound, so that no list and no scan
+ * is needed: set s owns the tiles from begin / size + s on (in a uniform batch from s · ⌈M / size⌉ on); some stay
+ * empty, but each set has at least one. */
 struct tile {
     int64_t set, begin, rows; /* the set, the first of its rows among all, and how many it has */
     int64_t first;            /* the tile's first row within the set; not before `rows` if the tile is empty */

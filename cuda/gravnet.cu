@@ -60,37 +60,35 @@ static aggregate_arguments<gravnet_weights<R>> arguments_of(const muvox_gravnet 
             {coords, op->row_weights, op->sets, (R)op->scale}};
 }
 
-template <typename R>
-static muvox_status aggregate(muvox_context *ctx, const muvox_gravnet *op, const muvox_output &neighbours,
-                              const int32_t *order)
+/* Everything that needs memory comes before the search writes, so that a call that gets none has written nothing. */
+template <typename R> static muvox_status forward(muvox_context *ctx, const muvox_gravnet *op)
 {
-    muvox_matrix coords = op->coords;
-    workspace    hold(ctx);
+    const char *const op_name = "gravnet";
+    const bool        aggregates = op->out.data || op->winners.data;
+    search_request    request = {op->sets,    op->sets,       op->coords,     op->coords, op->mask, op->k,
+                                 op->options, op->max_radius, op->neighbours, {},         {}};
+    muvox_matrix      coords = op->coords;
+    const int32_t    *order;
+    workspace         packed(ctx), neighbours(ctx), rows(ctx);
 
-    if (!op->out.data && !op->winners.data) return MUVOX_OK;
-    FORWARD(pack_coords<R>(ctx, op->sets, &hold, &coords));
-    return aggregate_forward(ctx, "gravnet", arguments_of<R>(op, neighbours, coords, order));
+    if (aggregates) FORWARD(pack_coords<R>(ctx, op->sets, &packed, &coords));
+    if (!op->neighbours.data) {
+        FORWARD(neighbours.take(op_name, op->sets.rows * op->k * 4));
+        request.neighbours = {neighbours.as<void>(), MUVOX_I32, op->sets.rows, op->k, op->k, op->sets.size * op->k};
+    }
+    FORWARD(search_neighbours(ctx, op_name, request, &rows, &order));
+    if (!aggregates) return MUVOX_OK;
+    return aggregate_forward(ctx, op_name, arguments_of<R>(op, request.neighbours, coords, order));
 }
 
 extern "C" muvox_status muvox_gravnet_forward_cuda(muvox_context *ctx, const muvox_gravnet *op)
 {
-    search_request request = {op->sets,    op->sets,       op->coords,     op->coords, op->mask, op->k,
-                              op->options, op->max_radius, op->neighbours, {},         {}};
-    const int32_t *order;
-
     FORWARD(check_gravnet_forward(ctx, op));
     const device_call call(ctx, "gravnet");
-    workspace         hold(ctx), rows(ctx);
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "gravnet", "splits", &op->sets));
     if (!op->sets.rows) return MUVOX_OK;
-    if (!op->neighbours.data) {
-        FORWARD(hold.take("gravnet", op->sets.rows * op->k * 4));
-        request.neighbours = {hold.as<void>(), MUVOX_I32, op->sets.rows, op->k, op->k, op->sets.size * op->k};
-    }
-    FORWARD(search_neighbours(ctx, "gravnet", request, &rows, &order));
-    if (op->feats.dtype == MUVOX_F64) return aggregate<double>(ctx, op, request.neighbours, order);
-    return aggregate<float>(ctx, op, request.neighbours, order);
+    return op->feats.dtype == MUVOX_F64 ? forward<double>(ctx, op) : forward<float>(ctx, op);
 }
 
 /* Coordinates whose gradient is summed up where dw is found; of more, launch_pull sums both halves. */
@@ -123,7 +121,8 @@ template <typename R> struct distance_gradients {
     }
     template <typename A, typename W>
     __device__ __forceinline__ void add(const A &a, const W &weight, const in_set &set, const row_place &to, int i,
-                                        int r, bool there, R decay, R row_weight, R dw, sums *of) const
+                                        int r, bool there, R decay, const four<R> &first, R row_weight, R dw,
+                                        sums *of) const
     {
         const R kept = decay * dw, pull = kept * row_weight;
 
@@ -135,11 +134,11 @@ template <typename R> struct distance_gradients {
         if (!pulled) return;
 #pragma unroll 1
         for (int q = 0; q < weight.fours; q++) {
-            const four<R> difference = weight.differences(to.i, i, q);
+            const four<R> difference = q == 0 ? first : weight.differences(i, to.i, q);
             R             x[4];
 
 #pragma unroll
-            for (int c = 0; c < 4; c++) x[c] = there ? pull * difference.x[c] : (R)0;
+            for (int c = 0; c < 4; c++) x[c] = there ? -pull * difference.x[c] : (R)0;
             const R pull_of_lane = sums_of_lanes<4, WARP / 4, WARP>(x);
             if (lane_id() % (WARP / 4) == q) of->pull += pull_of_lane;
         }
@@ -160,24 +159,25 @@ template <typename R> struct distance_gradients {
 /* What backward keeps of the places of the sets that it takes at a time. */
 static const int64_t CHUNK_BYTES = INT64_C(32) << 20;
 
-template <typename T, typename P> static muvox_status backward(muvox_context *ctx, const muvox_gravnet *op)
+/* order: of the rows, as in aggregate_arguments. */
+template <typename T, typename P>
+static muvox_status backward(muvox_context *ctx, const muvox_gravnet *op, const int32_t *order)
 {
     using R = wide_t<T>;
     const char *const op_name = "gravnet";
     const int64_t     N = op->sets.rows, k = op->k, d = op->coords.cols;
     muvox_matrix      coords = op->coords;
     reverse_list<P>   list = {};
-    const int32_t    *order;
-    workspace         hold(ctx), pulls(ctx), pulled(ctx), packed(ctx), order_hold(ctx);
+    workspace         hold(ctx), pulls(ctx), pulled(ctx), packed(ctx);
 
     FORWARD(pack_coords<R>(ctx, op->sets, &packed, &coords));
-    FORWARD(order_only(ctx, op_name, op->sets, coords, &order_hold, &order));
     const auto a = arguments_of<R>(op, op->neighbours, coords, order);
     FORWARD(reverse_neighbours(ctx, op_name, a.sets, a.sets, a.neighbours, k, &hold, &list));
     if (op->grad_coords.data) FORWARD(pulls.take(op_name, N * k * (int64_t)sizeof(R)));
     if (op->grad_coords.data && d <= PULLED_COLUMNS) FORWARD(pulled.take(op_name, N * d * (int64_t)sizeof(R)));
     FORWARD(aggregate_backward<T>(ctx, op_name, a, list,
-                                  distance_gradients<R>{pulls.as<R>(), pulled.as<R>(), (int)d, op->grad_row_weights}));
+                                  distance_gradients<R>{pulls.as<R>(), pulled.as<R>(), (int)d, op->grad_row_weights},
+                                  sizeof(R) == 4 ? pulls.as<uint32_t>() : nullptr));
     const muvox_matrix kept = {pulls.as<R>(), DTYPE<R>, N, k, k, a.sets.size * k};
     return launch_pull<R>(ctx, op_name,
                           pull_arguments<P>{a.sets, a.sets, coords, coords, a.neighbours, kept, -2 * op->scale, order,
@@ -206,39 +206,38 @@ static muvox_gravnet some_sets(const muvox_gravnet *op, int64_t first, int64_t c
     return part;
 }
 
-/* How many sets of a uniform batch backward takes at a time: what it keeps of each place, 8 bytes and more, should fit the
- * second-level cache and little memory, but every multiprocessor should have a set. */
-static muvox_status sets_at_a_time(muvox_context *ctx, const muvox_gravnet *op, int64_t *sets)
+/* How many sets of a uniform batch backward takes at a time: parts alike, as what it keeps of each place, 8 bytes
+ * and more, should take little memory. */
+static int64_t sets_at_a_time(const muvox_gravnet *op)
 {
-    const char *const op_name = "gravnet";
-    const int64_t     bytes = op->sets.size * op->k * 8;
-    int               processors = 0;
+    const int64_t bytes = op->sets.size * op->k * 8, count = op->sets.count;
 
-    *sets = op->sets.count;
-    if (op->sets.splits || op->sets.count * bytes <= CHUNK_BYTES) return MUVOX_OK;
-    CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, ctx->device));
-    const int64_t fitting = CHUNK_BYTES / bytes / processors * processors;
-    *sets = fitting < processors ? processors : fitting;
-    return MUVOX_OK;
+    if (op->sets.splits || count * bytes <= CHUNK_BYTES) return count;
+    const int64_t most = CHUNK_BYTES / bytes < 1 ? 1 : CHUNK_BYTES / bytes, parts = (count + most - 1) / most;
+    return (count + parts - 1) / parts;
 }
 
 extern "C" muvox_status muvox_gravnet_backward_cuda(muvox_context *ctx, const muvox_gravnet *op)
 {
-    int64_t at_a_time;
+    const int32_t *order;
 
     FORWARD(check_gravnet_backward(ctx, op));
     const device_call call(ctx, "gravnet");
+    workspace         hold(ctx);
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "gravnet", "splits", &op->sets));
     if (!op->sets.rows) return MUVOX_OK;
-    FORWARD(sets_at_a_time(ctx, op, &at_a_time));
+    FORWARD(order_only(ctx, "gravnet", op->sets, op->coords, &hold, &order));
+    const int64_t at_a_time = sets_at_a_time(op);
     for (int64_t s = 0; s < op->sets.count; s += at_a_time) {
         const int64_t       left = op->sets.count - s;
         const muvox_gravnet part = op->sets.splits ? *op : some_sets(op, s, left < at_a_time ? left : at_a_time);
+        const int32_t      *order_of_part = order ? order + s * op->sets.size : nullptr; /* s is 0 if ragged */
 
         FORWARD(with_dtype(op->feats.dtype, [&](auto element) {
-            return with_places(part.sets.rows, op->k,
-                               [&](auto place) { return backward<decltype(element), decltype(place)>(ctx, &part); });
+            return with_places(part.sets.rows, op->k, [&](auto place) {
+                return backward<decltype(element), decltype(place)>(ctx, &part, order_of_part);
+            });
         }));
     }
     return MUVOX_OK;

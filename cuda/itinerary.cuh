@@ -1,8 +1,9 @@
-/* What both searches share (search.cu keeps lists of whole distances, shortlist.cu of abbreviated ones): the query of a
- * lane, and which tiles its warp looks at.
+/* What both searches share (search.cu keeps lists of whole distances, shortlist.cu of abbreviated ones): the query
+ * of a lane, and which tiles its warp looks at.
  *
  * The distance to a box is computed with the same operations in the same order as a distance, each of which is
- * monotonic in floating point too, so it is never larger than the distance to a row inside: nothing is lost by skipping. */
+ * monotonic in floating point too, so it is never larger than the distance to a row inside: nothing is lost by
+ * skipping. */
 #ifndef MUVOX_CUDA_ITINERARY_H
 #define MUVOX_CUDA_ITINERARY_H
 

@@ -1,5 +1,5 @@
-/* Lists of the nearest rows by keys of 32 bits: a distance² whose last bits make room for the number of the row. A minimum and a
- * maximum exchange two of them, where whole places (nearest.cuh) take six instructions. */
+/* Lists of the nearest rows by keys of 32 bits: a distance² whose last bits make room for the number of the row. A
+ * minimum and a maximum exchange two of them, where whole places (nearest.cuh) take six instructions. */
 #ifndef MUVOX_CUDA_KEYS_H
 #define MUVOX_CUDA_KEYS_H
 

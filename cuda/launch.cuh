@@ -91,8 +91,8 @@ inline unsigned blocks_for(int64_t items, int64_t each)
     return static_cast<unsigned>((items + each - 1) / each);
 }
 
-/* With MUVOX_CHECK=1 in the environment: reads splits back and refuses wrong ones, as on the CPU. The call then waits for the
- * device. Without, wrong splits give wrong results, but no access outside the rows. */
+/* With MUVOX_CHECK=1 in the environment: reads splits back and refuses wrong ones, as on the CPU. The call then
+ * waits for the device. Without, wrong splits give wrong results, but no access outside the rows. */
 muvox_status check_splits_on_device(muvox_context *ctx, const char *op, const char *name, const muvox_sets *sets);
 
 /* Kernels count in 32 bits inside a set. */

@@ -5,10 +5,11 @@
  *     |q − p|² <= limit              is   limit − |q|² − |p|² + 2 q · p >= 0                               for a point
  *     |q − c| <= √limit + radius     is   limit − |q|² − |c|² + radius² + 2 √limit radius + 2 q · c >= 0   for a ball
  *
- * Tensor cores take the products in bfloat16, whose range is that of float, each factor as the sum of two: x = high + low with
- * an error of 2^-18 |x|. The low parts' product is left out, sums are in float, cut off at worst: altogether the left side moves
- * by less than 2^-15 (|q|² + |p|² + radius² + limit), and by some 2^-126 where products underflow. SLACK of that goes to the limit,
- * so that a few points too many are within reach, and none too few. NaN has no sign, and is within reach. */
+ * Tensor cores take the products in bfloat16, whose range is that of float, each factor as the sum of two: x = high
+ * + low with an error of 2^-18 |x|. The low parts' product is left out, sums are in float, cut off at worst:
+ * altogether the left side moves by less than 2^-15 (|q|² + |p|² + radius² + limit), and by some 2^-126 where
+ * products underflow. SLACK of that goes to the limit, so that a few points too many are within reach, and none too
+ * few. NaN has no sign, and is within reach. */
 #ifndef MUVOX_CUDA_MARKS_H
 #define MUVOX_CUDA_MARKS_H
 
@@ -41,8 +42,9 @@ __device__ __forceinline__ uint32_t split_pair(float x)
     return bfloat_pair(x, x - first_of_pair(bfloat_pair(x, 0.f)));
 }
 
-/* A middle for one coordinate of the lanes' queries: about their median, NaN passed over, the median of three medians of three. A
- * few queries far out do not move it; or else all others would be far from it, and SLACK larger than their limits. */
+/* A middle for one coordinate of the lanes' queries: about their median, NaN passed over, the median of three
+ * medians of three. A few queries far out do not move it; or else all others would be far from it, and SLACK larger
+ * than their limits. */
 __device__ __forceinline__ float middle_of_lanes(float x)
 {
     const int lane = (int)lane_id();

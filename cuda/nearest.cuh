@@ -160,7 +160,8 @@ __host__ __device__ constexpr int power_above(int n)
     return power;
 }
 
-/* Sorts a sequence that rises, then falls. N that is no power of two: as if least places came before, which stay there. */
+/* Sorts a sequence that rises, then falls. N that is no power of two: as if least places came before, which stay
+ * there. */
 template <int N, int STEP = power_above(N) / 2, typename T> __device__ __forceinline__ void sort_bitonic(T (&x)[N])
 {
     if constexpr (STEP > 0) {
@@ -181,8 +182,8 @@ __device__ __forceinline__ place<double> other_place(place<double> x, int lanes)
     return {__shfl_xor_sync(ALL_LANES, x.distance, lanes), __shfl_xor_sync(ALL_LANES, x.number, lanes)};
 }
 
-/* Up to K places in registers, nearest first. With k < K the first K − k hold what nothing comes before. New places come in
- * groups of GROUP, which are sorted and merged in, except that short lists take them one by one. */
+/* Up to K places in registers, nearest first. With k < K the first K − k hold what nothing comes before. New places
+ * come in groups of GROUP, which are sorted and merged in, except that short lists take them one by one. */
 template <typename R, int K> struct register_list {
     static constexpr int GROUP = K <= 8 ? 1 : K <= 16 || sizeof(R) == 8 ? 8 : 16;
     place<R>             places[K];
@@ -204,8 +205,8 @@ template <typename R, int K> struct register_list {
             return;
         }
         sort_places(x);
-        /* The nearest of an ascending and a descending sequence, place by place, are the K nearest of both, first rising, then
-         * falling: a bitonic sequence, which log K steps sort. */
+        /* The nearest of an ascending and a descending sequence, place by place, are the K nearest of both, first
+         * rising, then falling: a bitonic sequence, which log K steps sort. */
 #pragma unroll
         for (int g = 0; g < GROUP; g++) places[K - 1 - g] = first_of(places[K - 1 - g], x[g]);
         sort_bitonic(places);

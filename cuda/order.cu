@@ -7,7 +7,8 @@
 /* The largest sets that one block sorts. */
 enum { BLOCK_ROWS = 4096, KEY_DIMS = 8, RANK_BITS = 16, TILE_WARPS = 4 };
 
-/* How a curve position is written: `bits` for each of `dims` coordinates, and one more bit for rows that go to the end. */
+/* How a curve position is written: `bits` for each of `dims` coordinates, and one more bit for rows that go to the
+ * end. */
 struct curve {
     int                     dims, bits;
     __host__ __device__ int length() const
@@ -73,8 +74,8 @@ static __device__ uint32_t rank_among(const float *sorted, float x, int bits)
     return ((uint32_t)low << 11 | (part > 0.f ? part < 2047.f ? (uint32_t)part : 2047u : 0u)) >> (RANK_BITS - bits);
 }
 
-/* Position along a Hilbert curve through the cells whose indices are the ranks, after J. Skilling, Programming the Hilbert
- * curve, AIP Conference Proceedings 707 (2004) 381. */
+/* Position along a Hilbert curve through the cells whose indices are the ranks, after J. Skilling, Programming the
+ * Hilbert curve, AIP Conference Proceedings 707 (2004) 381. */
 static __device__ uint32_t hilbert_position(const curve &c, uint32_t (&ranks)[KEY_DIMS])
 {
     uint32_t position = 0, turn = 0;
@@ -279,6 +280,7 @@ static muvox_status sort_on_device(muvox_context *ctx, const char *op_name, cons
     int32_t *const rows = (int32_t *)(block.as<char>() + 2 * keys_bytes);
     void *const    temporary = block.as<char>() + 2 * keys_bytes + rows_bytes;
 
+    if (sets.splits) CUDA(cudaMemsetAsync(keys, 0xff, (size_t)(2 * keys_bytes + rows_bytes), stream_of(ctx)));
     write_keys<K><<<blocks_for(tiles, TILE_WARPS), TILE_WARPS * WARP, 0, stream_of(ctx)>>>(c, sets, coords, mask, tiles,
                                                                                            keys, rows);
     LAUNCHED();
@@ -334,15 +336,18 @@ muvox_status order_rows(muvox_context *ctx, const char *op_name, const muvox_set
     const int64_t N = sets.rows, tiles = tile_count(sets, WARP), ball_count = balls ? BALLS * tiles : 0;
     workspace     order(ctx);
 
+    rows->width = width;
     if (N == 0) return MUVOX_OK;
     FORWARD(check_grid(ctx, op_name, (tiles + TILE_WARPS - 1) / TILE_WARPS));
     if (rows_sorted(sets)) {
         FORWARD(order.take(op_name, N * 4));
         FORWARD(sort_rows(ctx, op_name, sets, coords, mask, order.as<int32_t>()));
     }
-    FORWARD(hold->take(op_name, ((N + 2 * tiles + ball_count) * width + ball_count) * (int64_t)sizeof(R) +
-                                    (N + tiles + ball_count) * 4));
-    rows->width = width;
+    const int64_t bytes =
+        ((N + 2 * tiles + ball_count) * width + ball_count) * (int64_t)sizeof(R) + (N + tiles + ball_count) * 4;
+    FORWARD(hold->take(op_name, bytes));
+    /* Splits that are wrong leave places and tiles of no set: their rows take no part. */
+    if (sets.splits) CUDA(cudaMemsetAsync(hold->as<void>(), 0xff, (size_t)bytes, stream_of(ctx)));
     rows->points = hold->as<R>();
     rows->boxes = rows->points + N * width;
     rows->centres = balls ? rows->boxes + 2 * tiles * width : nullptr;

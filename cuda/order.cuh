@@ -1,8 +1,8 @@
-/* The rows of each set laid out for a search: coordinates widened and packed, rows that are near each other put near each
- * other, in tiles of 32 with the box around each.
+/* The rows of each set laid out for a search: coordinates widened and packed, rows that are near each other put near
+ * each other, in tiles of 32 with the box around each.
  *
- * Rows of larger sets are sorted along a Hilbert curve of their coordinates' ranks among 32 rows of the set, so that neither
- * far rows nor a cluster spoil the curve. The order decides only how much is searched, never what is found. */
+ * Rows of larger sets are sorted along a Hilbert curve of their coordinates' ranks among 32 rows of the set, so that
+ * neither far rows nor a cluster spoil the curve. The order decides only how much is searched, never what is found. */
 #ifndef MUVOX_CUDA_ORDER_H
 #define MUVOX_CUDA_ORDER_H
 
@@ -57,8 +57,8 @@ inline bool rows_sorted(const muvox_sets &sets)
 muvox_status order_only(muvox_context *ctx, const char *op, const muvox_sets &sets, const muvox_matrix &coords,
                         workspace *hold, const int32_t **order);
 
-/* coords (N, d) with d <= width; what `rows` points to lives as long as `hold`. Memory: about N (1.2 width · sizeof(R) + 6)
- * bytes; before that, while sorting, 24 N. */
+/* coords (N, d) with d <= width; what `rows` points to lives as long as `hold`. Memory: about N (1.2 width ·
+ * sizeof(R) + 6) bytes; before that, while sorting, 24 N. */
 template <typename R>
 muvox_status order_rows(muvox_context *ctx, const char *op, const muvox_sets &sets, const muvox_matrix &coords,
                         const muvox_matrix &mask, int width, bool balls, workspace *hold, ordered_rows<R> *rows);

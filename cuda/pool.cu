@@ -1,6 +1,6 @@
-/* pool on the device: see muvox/pool.h. A block takes up to 512 rows of a set: lanes with a vector of features each, as many
- * walkers over the rows as there is room for, whose parts are joined pair by pair. Larger sets take several blocks, whose
- * parts are joined in order. */
+/* pool on the device: see muvox/pool.h. A block takes up to 512 rows of a set: lanes with a vector of features each,
+ * as many walkers over the rows as there is room for, whose parts are joined pair by pair. Larger sets take several
+ * blocks, whose parts are joined in order. */
 #include "muvox/pool.h"
 
 #include "../ops/checks.h"
@@ -84,7 +84,8 @@ template <typename R> __device__ void write_pooled(const pool_arguments<R> &a, i
     }
 }
 
-/* How the threads of a block stand: `lanes` side by side, `walkers` of these over the rows. A tile takes `chunks` blocks. */
+/* How the threads of a block stand: `lanes` side by side, `walkers` of these over the rows. A tile takes `chunks`
+ * blocks. */
 struct pool_shape {
     int lanes, walkers, chunks;
 };

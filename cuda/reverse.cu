@@ -81,15 +81,16 @@ muvox_status reverse_picks(muvox_context *ctx, const char *op_name, int64_t N, i
 /* AHEAD: turns whose neighbours are read before the first is dealt with. */
 enum { MOST_WARPS = 32, AHEAD = 4 };
 
-/* The places of one set by the row that they hold, one block a set. Each warp takes a run of the places, 32 in a turn,
- * and has a counter for each row: of its places that hold the row first, then, after the scan over rows and warps, of
- * where the next of them goes. Lists ascend, as warps, turns and lanes do. */
-template <typename P>
+/* The places of one set by the row that they hold, one block a set. Each warp takes a run of the places, 32 in a
+ * turn, and has a counter for each row: of its places that hold the row first, then, after the scan over rows and
+ * warps, of where the next of them goes. Lists ascend, as warps, turns and lanes do. STAGED: they are made in shared
+ * memory, in 16 bits a place, as they go to the device's memory all over it. */
+template <typename P, bool STAGED>
 static __global__ void __launch_bounds__(MOST_WARPS *WARP)
     count_places(muvox_sets sets, muvox_sets query_sets, muvox_output neighbours, int k, int bits, P *places,
                  int64_t *begins, int64_t *ends)
 {
-    extern __shared__ uint32_t    counters[]; /* (warps, M) */
+    extern __shared__ uint32_t    counters[]; /* (warps, M), then what is staged */
     __shared__ uint32_t           sums[MOST_WARPS];
     const int                     M = (int)sets.size, warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
     const int64_t                 s = blockIdx.x, queries = s * query_sets.size;
@@ -99,6 +100,7 @@ static __global__ void __launch_bounds__(MOST_WARPS *WARP)
     const int                     rows_on = WARP / k, ranks_on = WARP % k; /* from one turn to the next */
     const set_rows<const int32_t> near(neighbours, query_sets, queries, s);
     uint32_t *const               mine = counters + warp * M;
+    uint16_t *const               staged = (uint16_t *)(counters + warps * M);
 
     /* f(place, row) for each turn of the warp: i · 2^bits + r of the lane, and what stands there, −1 for no row. */
     const auto each_turn = [&](auto f) {
@@ -161,33 +163,56 @@ static __global__ void __launch_bounds__(MOST_WARPS *WARP)
     }
     __syncthreads();
     each_turn([&](uint32_t place, int32_t row) {
-        const unsigned same = __match_any_sync(ALL_LANES, row);
-        const int      rank = __popc(same & ((1u << lane_id()) - 1));
-        const uint32_t at = row < 0 ? 0 : mine[row];
+        uint32_t at = row < 0 ? 0 : atomicAdd(mine + row, 1u);
 
+        /* Lanes of one row came in any order: by their numbers then. Seldom, and so what is slow here is seldom run. */
         __syncwarp();
-        if (row >= 0) places[s * total + at + rank] = ((P)queries << bits) + place;
-        if (row >= 0 && rank == 0) mine[row] = at + __popc(same);
+        if (__any_sync(ALL_LANES, row >= 0 && mine[row] != at + 1)) {
+            const unsigned same = __match_any_sync(ALL_LANES, row);
+
+            if (row >= 0) at = mine[row] - __popc(same >> lane_id());
+        }
         __syncwarp();
+        if (row >= 0 && STAGED) staged[at] = (uint16_t)place;
+        if (row >= 0 && !STAGED) places[s * total + at] = ((P)queries << bits) + place;
     });
+    if (!STAGED) return;
+    __syncthreads();
+    for (uint32_t e = threadIdx.x; e < before; e += blockDim.x)
+        places[s * total + e] = ((P)queries << bits) + staged[e];
 }
 
-/* The warps of each block of count_places; 0 where sorting is better: ragged sets, whose sizes are not known here, sets
- * whose counters do not fit, and few sets that would take long. */
-static muvox_status counting_warps(muvox_context *ctx, const char *op_name, const muvox_sets &sets,
-                                   const muvox_sets &query_sets, int64_t k, int *warps)
+/* The blocks of count_places. */
+struct counting {
+    int  warps; /* 0 where sorting is better */
+    bool staged;
+};
+
+/* Sorting is better for ragged sets, whose sizes are not known here, sets whose counters do not fit, and few sets
+ * that would take long. Places are staged where they fit beside the counters of 8 warps, if possible in half of a
+ * multiprocessor's memory. */
+static muvox_status plan_counting(muvox_context *ctx, const char *op_name, const muvox_sets &sets,
+                                  const muvox_sets &query_sets, int64_t k, counting *plan)
 {
     const int64_t places = sets.splits || query_sets.splits ? INT64_MAX / 2 : query_sets.size * k;
     const int64_t wanted = places / (8 * WARP) + 1, least = wanted < 8 ? wanted : 8; /* some turns for each */
+    const int64_t staged = 2 * places;
     int           bytes = 0;
 
-    *warps = 0;
+    *plan = {};
     if (!sets.count || places > (sets.count < 64 ? 1 << 16 : 1 << 28) || sets.count > INT32_MAX) return MUVOX_OK;
     CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx->device));
-    const int64_t fitting = sets.size ? (bytes - 1024) / 4 / sets.size : (int64_t)MOST_WARPS;
-    if (fitting < least) return MUVOX_OK;
-    *warps = (int)(wanted < MOST_WARPS ? wanted : (int64_t)MOST_WARPS);
-    if (*warps > fitting) *warps = (int)fitting;
+    const auto fitting = [&](int64_t room) { return sets.size ? room / 4 / sets.size : (int64_t)MOST_WARPS; };
+    int64_t    warps = fitting(bytes / 2 - 1024 - staged);
+    plan->staged = query_sets.size << bits_below(k) <= 1 << 16;
+    if (plan->staged && warps < least) warps = fitting(bytes - 1024 - staged);
+    if (!plan->staged || warps < least) {
+        plan->staged = false;
+        warps = fitting(bytes - 1024);
+    }
+    if (warps < least) return MUVOX_OK;
+    if (warps > wanted) warps = wanted;
+    plan->warps = (int)(warps < MOST_WARPS ? warps : (int64_t)MOST_WARPS);
     return MUVOX_OK;
 }
 
@@ -199,21 +224,23 @@ muvox_status reverse_neighbours(muvox_context *ctx, const char *op_name, const m
     const int64_t N = sets.rows, count = query_sets.rows * k, tiles = tile_count(query_sets, WARP);
     const int64_t picks_bytes = rounded_bytes(count * 4);
     workspace     block(ctx);
-    int           warps;
+    counting      plan;
 
     REQUIRE(N < INT64_C(0xffffffff), MUVOX_UNSUPPORTED, "%s: backward of %lld rows, at most 2^32 - 2 are supported",
             op_name, (long long)N);
     FORWARD(check_row_stride(ctx, op_name, "neighbours", neighbours.row_stride));
     list->bits = bits_below(k);
-    FORWARD(counting_warps(ctx, op_name, sets, query_sets, k, &warps));
-    if (warps) {
-        const int64_t places_bytes = rounded_bytes(count * (int64_t)sizeof(P)), bytes = warps * sets.size * 4;
+    FORWARD(plan_counting(ctx, op_name, sets, query_sets, k, &plan));
+    if (plan.warps) {
+        const int64_t places_bytes = rounded_bytes(count * (int64_t)sizeof(P));
+        const int64_t bytes = plan.warps * sets.size * 4 + (plan.staged ? query_sets.size * k * 2 : 0);
+        const auto    kernel = plan.staged ? count_places<P, true> : count_places<P, false>;
 
         FORWARD(hold->take(op_name, places_bytes + 2 * N * 8));
         P *const       places = hold->as<P>();
         int64_t *const begins = (int64_t *)(hold->as<char>() + places_bytes);
-        CUDA(cudaFuncSetAttribute(count_places<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        count_places<P><<<(unsigned)sets.count, warps * WARP, (size_t)bytes, stream_of(ctx)>>>(
+        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        kernel<<<(unsigned)sets.count, plan.warps * WARP, (size_t)bytes, stream_of(ctx)>>>(
             sets, query_sets, neighbours, (int)k, list->bits, places, begins, begins + N);
         LAUNCHED();
         list->places = places;

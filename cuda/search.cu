@@ -6,13 +6,13 @@
 #include <math.h>
 #include <string.h>
 
-/* How a search goes: a warp takes a tile of 32 queries, one for each lane, which the order has put near each other. It looks
- * at its own tile, then at those beside it, then at every tile whose box is nearer than the farthest place in the list of
- * any lane. Tiles come in batches: each lane first marks the rows that are near enough, in a loop without branches, then
- * all lanes insert what they marked, each its own. */
+/* How a search goes: a warp takes a tile of 32 queries, one for each lane, which the order has put near each other.
+ * It looks at its own tile, then at those beside it, then at every tile whose box is nearer than the farthest place
+ * in the list of any lane. Tiles come in batches: each lane first marks the rows that are near enough, in a loop
+ * without branches, then all lanes insert what they marked, each its own. */
 
-/* What a warp keeps in shared memory of the tiles it looks at. D > 0: columns known to the compiler; 0: any, and rows and
- * queries are read where they lie. */
+/* What a warp keeps in shared memory of the tiles it looks at. D > 0: columns known to the compiler; 0: any, and
+ * rows and queries are read where they lie. */
 template <typename R, int D> struct stage {
     R        points[BATCH * WARP * (D > 0 ? D : 1)];
     int32_t  rows[BATCH * WARP];
@@ -127,7 +127,7 @@ __device__ __forceinline__ void search_tile(const search_arguments<R> &a, int64_
     if (t.first >= t.rows) return;
     const int64_t i = t.first + lane_id(), at = t.begin + (i < t.rows ? i : t.rows - 1);
     const int64_t begin = set_begin(a.sets, t.set), first = first_tile(a.sets, WARP, t.set);
-    const int32_t number = a.queries.rows[at];
+    const int32_t number = row_number(a.queries.rows[at], t.rows);
     const bool    asked = !a.redo || a.redo[item] >> lane_id() & 1, looks = i < t.rows && number >= 0 && asked;
     query<R, D>   q;
     R             around[2 * (D > 0 ? D : 1)];

@@ -14,8 +14,8 @@ struct search_request {
     muvox_output neighbours, distance2, counts; /* by query_sets; each only if wanted */
 };
 
-/* order, unless it is null: the rows of coords as they were searched, see ordered_rows::rows, in what `hold` has; NULL where
- * they were not sorted. */
+/* order, unless it is null: the rows of coords as they were searched, see ordered_rows::rows, in what `hold` has;
+ * NULL where they were not sorted. */
 muvox_status search_neighbours(muvox_context *ctx, const char *op, const search_request &request, workspace *hold,
                                const int32_t **order);
 

@@ -2,15 +2,16 @@
 
 #include "desk.cuh"
 
-/* How this search goes. A warp takes a tile of 32 queries, one for each lane, and keeps for each the L nearest rows by key (see
- * keys.cuh), some more than k. Keys never put a row before one that is nearer, except among distances that differ only in
- * the bits left out; so the k nearest rows are in the list, unless the k-th and the last are alike in the bits that are
- * there. Whole distances of what is in the list give the result, and say whether that was so; then all rows are looked at again
- * to see whether one is missing, and if so, or if that is too much, the query is left to the other search.
+/* How this search goes. A warp takes a tile of 32 queries, one for each lane, and keeps for each the L nearest rows
+ * by key (see keys.cuh), some more than k. Keys never put a row before one that is nearer, except among distances
+ * that differ only in the bits left out; so the k nearest rows are in the list, unless the k-th and the last are
+ * alike in the bits that are there. Whole distances of what is in the list give the result, and say whether that was
+ * so; if not, all rows are looked at again, or, if that is too much, the query is left to the other search.
  *
- * All rows of the own tile and of those beside it are taken. Of the others each lane finds the balls of 8 rows that
- * reach into its own limit; rows of balls that some lane needs are gathered, each lane marks those within its limit (see
- * marks.cuh) and takes what it marked. */
+ * All rows of the own tile and of those beside it are taken; for a query far from the others of its warp all rows
+ * there are, by all lanes together, as it would mark most of them. Of the others each lane finds the balls of 8 rows
+ * that reach into its own limit; rows of balls that some lane needs are gathered, each lane marks those within its
+ * limit (see marks.cuh) and takes what it marked. */
 /* Puts the rows of a tile on the desk as they are. */
 template <int D, int L> __device__ __forceinline__ void put_tile(int32_t tile, desk<D, L> &on)
 {
@@ -21,7 +22,7 @@ template <int D, int L> __device__ __forceinline__ void put_tile(int32_t tile, d
     const int32_t number = on.set_numbers[here];
     __syncwarp();
     store_point(on.rows + lane_id() * D, p);
-    on.numbers[lane_id()] = i < on.count && number >= 0 ? number : -1;
+    on.numbers[lane_id()] = i < on.count && number < on.count ? max(number, -1) : -1;
     __syncwarp();
 }
 
@@ -66,11 +67,11 @@ __device__ __forceinline__ unsigned needed_balls(const seeker<D> &s, int32_t fir
     on.points[0].put(centre, on.middle, !(radius < 0), radius < 0 ? 0.f : radius);
     __syncwarp();
     const unsigned near = __brev(marking<true, D>(on.queries, list.limit()).within(on.points[0]));
-    return __reduce_or_sync(ALL_LANES, s.looks ? near : 0);
+    return __reduce_or_sync(ALL_LANES, s.marks ? near : 0) & __ballot_sync(ALL_LANES, there); /* NaN limits mark all */
 }
 
-/* Of these balls from `first` on, those whose rows lie in one place have one distance, and come in by their lowest number or not
- * at all: without those that do not. */
+/* Of these balls from `first` on, those whose rows lie in one place have one distance, and come in by their lowest
+ * number or not at all: without those that do not. */
 template <int D, int L>
 __device__ __forceinline__ unsigned without_ties(const seeker<D> &s, int32_t first, unsigned balls,
                                                  const desk<D, L> &on, const shortlist<L> &list)
@@ -84,12 +85,13 @@ __device__ __forceinline__ unsigned without_ties(const seeker<D> &s, int32_t fir
 
         load_point(on.centres + (first + b) * D, centre);
         const uint32_t best = list.key(s.q.distance2(centre), (uint32_t)on.lowest_in_ball[first + b]);
-        if (!__any_sync(ALL_LANES, s.looks && best < list.keys[L - 1])) balls &= ~(1u << b);
+        if (!__any_sync(ALL_LANES, s.marks && best < list.keys[L - 1])) balls &= ~(1u << b);
     }
     return balls;
 }
 
-/* Puts the rows of `waiting` balls on the desk and marks those that may be near enough. Returns in which words this lane has some. */
+/* Puts the rows of `waiting` balls on the desk and marks those that may be near enough. Returns in which words this
+ * lane has some. */
 template <int D, int L>
 __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, desk<D, L> &on, const shortlist<L> &list)
 {
@@ -102,7 +104,7 @@ __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, d
         const int     ball = w * BALLS + lane / BALL_ROWS;
         const int32_t i = ball < waiting ? on.balls[ball] * BALL_ROWS + lane % BALL_ROWS : on.count;
         const int32_t number = i < on.count ? on.set_numbers[i] : -1;
-        const bool    there = number >= 0;
+        const bool    there = number >= 0 && number < on.count;
         float         p[D];
 
         load_point(on.set_rows + (there ? i : 0) * D, p);
@@ -116,7 +118,7 @@ __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, d
     const marking<false, D> marking(on.queries, list.limit());
 #pragma unroll 1
     for (int w = 0; w * BALLS < waiting; w++) {
-        const unsigned within = marking.within(on.points[w]) & on.present[w], near = s.looks ? within : 0;
+        const unsigned within = marking.within(on.points[w]) & on.present[w], near = s.marks ? within : 0;
 
         on.marks[w * WARP + lane] = near;
         words |= near ? 1u << w : 0;
@@ -124,8 +126,8 @@ __device__ __forceinline__ unsigned mark_rows(const seeker<D> &s, int waiting, d
     return words;
 }
 
-/* What remains of a search: the groups of 32 balls, the own one and then from the first on, the balls of the present group that are needed,
- * and the marks of what lies on the desk. */
+/* What remains of a search: the groups of 32 balls, the own one and then from the first on, the balls of the present
+ * group that are needed, and the marks of what lies on the desk. */
 struct remains {
     int32_t  first_tile, last_tile, groups, middle, step;
     unsigned balls, words, marks;
@@ -181,8 +183,8 @@ struct remains {
     }
 };
 
-/* Candidates from the marks, until some lane has a group of them or the desk is empty. Returns false when nothing is left
- * at all. Short lists take everything here. */
+/* Candidates from the marks, until some lane has a group of them or the desk is empty. Returns false when nothing is
+ * left at all. Short lists take everything here. */
 template <int D, int L>
 __device__ __forceinline__ bool take_marked(const seeker<D> &s, remains &rest, desk<D, L> &on, shortlist<L> &list,
                                             uint32_t (&keys)[GROUP])
@@ -209,6 +211,49 @@ __device__ __forceinline__ bool take_marked(const seeker<D> &s, remains &rest, d
 #pragma unroll
         for (int g = 0; g < GROUP; g++) keys[g] = g < count ? on.candidates[g * WARP + lane_id()] : NO_KEY;
     return true;
+}
+
+/* A query is far from the others if its limit is so many times theirs, and they are few. */
+static constexpr float FAR = 256;
+enum { MOST_FAR = 4 };
+
+/* Takes, for each query that is far from the others, the rows of all tiles but the first ones. */
+template <int D, int L>
+__device__ __forceinline__ void take_far(seeker<D> &s, int32_t first_tile, int32_t last_tile, const desk<D, L> &on,
+                                         shortlist<L> &list)
+{
+    const float limit = s.looks ? list.limit() : NAN;
+    const bool  beyond = limit > FAR * middle_of_lanes(limit),
+               far = __popc(__ballot_sync(ALL_LANES, beyond)) <= MOST_FAR && beyond;
+
+    s.marks = s.looks && !far;
+#pragma unroll 1
+    for (unsigned lanes = __ballot_sync(ALL_LANES, far); lanes; lanes &= lanes - 1) {
+        const int       of = __ffs((int)lanes) - 1;
+        const int32_t   self = __shfl_sync(ALL_LANES, s.self, of);
+        query<float, D> q;
+
+#pragma unroll
+        for (int c = 0; c < D; c++) q.x[c] = __shfl_sync(ALL_LANES, s.q.x[c], of);
+#pragma unroll 1
+        for (int32_t tile = 0; tile * WARP < on.count; tile++) {
+            const int32_t i = tile * WARP + (int32_t)lane_id(), here = min(i, on.count - 1);
+            const int32_t number = on.set_numbers[here];
+            float         row[D];
+
+            if (tile >= first_tile && tile <= last_tile) continue;
+            load_point(on.set_rows + here * D, row);
+            const bool     takes = i < on.count && number >= 0 && number < on.count && !(s.self_out && number == self);
+            const uint32_t key = takes ? list.key(q.distance2(row), (uint32_t)number) : NO_KEY;
+
+            for (unsigned near = __ballot_sync(ALL_LANES, key < __shfl_sync(ALL_LANES, list.keys[L - 1], of)); near;
+                 near &= near - 1) {
+                const uint32_t next = __shfl_sync(ALL_LANES, key, __ffs((int)near) - 1);
+
+                list.insert((int)lane_id() == of ? next : NO_KEY);
+            }
+        }
+    }
 }
 
 /* The tile whose ball is nearest to the middle of the queries. */
@@ -271,7 +316,7 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
     const int64_t i = t.first + lane_id(), at = t.begin + (i < t.rows ? i : t.rows - 1);
     const int64_t begin = set_begin(a.sets, t.set), first = first_tile(a.sets, WARP, t.set);
     const int64_t count = set_end(a.sets, t.set) - begin;
-    const int32_t number = a.queries.rows[at];
+    const int32_t number = row_number(a.queries.rows[at], t.rows);
     const int     bits = count > 1 ? 64 - __clzll(count - 1) : 1;
     seeker<D>     s;
     shortlist<L>  list;
@@ -298,7 +343,7 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
     float from_middle[D];
 #pragma unroll
     for (int c = 0; c < D; c++) {
-        on.middle[c] = middle_of_lanes(number >= 0 ? s.q.x[c] : (float)NAN);
+        on.middle[c] = middle_of_lanes(s.looks ? s.q.x[c] : (float)NAN);
         from_middle[c] = s.q.x[c] - on.middle[c];
     }
     on.queries.put(from_middle);
@@ -317,20 +362,22 @@ static __global__ void __launch_bounds__(SEARCH_WARPS *WARP, resident_blocks(D, 
             if (next % WARP == 0) put_tile(next / WARP, on);
             take_all(s, next % WARP, on, list, keys);
             next += GROUP;
-        } else if (!take_marked(s, rest, on, list, keys))
-            break;
+        } else {
+            if (rest.step < 0) take_far(s, rest.first_tile, rest.last_tile, on, list);
+            if (!take_marked(s, rest, on, list, keys)) break;
+        }
         list.merge(keys);
     }
 
     settle(s, coords, row_at(coords, a.sets, begin, t.set, 0), list, on);
-    write_nearest(a, t, number >= 0 ? number : ~number, i < t.rows, list.radius, on);
-    /* Rows that were left out have no lesser key than the last; of equal bits, a distance whose other bits are 0 is the least, and
-     * the numbers of its ties are in order. */
+    /* Rows that were left out have no lesser key than the last; of equal bits, a distance whose other bits are 0 is
+     * the least, and the numbers of its ties are in order. */
     const uint32_t mask = list.number_mask, last = list.keys[L - 1];
     const uint32_t kth = on.distances[lane_id() * desk<D, L>::STRIDE + (int)a.k - 1];
     const bool known = !s.looks || last == NO_KEY || (kth & ~mask) < (last & ~mask) || !(kth & mask) || kth == NAN_BITS;
     unsigned   unknown = __ballot_sync(ALL_LANES, !known);
     if (__popc(unknown) * on.count <= LOOKED_AT_AGAIN) unknown &= ~complete(s, unknown, (int)a.k, on);
+    write_nearest(a, t, number >= 0 ? number : ~number, i < t.rows, list.radius, on);
     if (lane_id() == 0) redo[item] = unknown;
 }
 

@@ -1,5 +1,5 @@
-/* Rows read and written 16 bytes at a time where their layout allows it, else element by element; a group of lanes takes a
- * row. */
+/* Rows read and written 16 bytes at a time where their layout allows it, else element by element; a group of lanes
+ * takes a row. */
 #ifndef MUVOX_CUDA_VECTORS_H
 #define MUVOX_CUDA_VECTORS_H
 

@@ -1,5 +1,5 @@
-/* voxelize on the device: see muvox/voxelize.h. Points are sorted by voxel, then every voxel sums its own in order. A group
- * of lanes takes a voxel or some points, each lane a vector of channels, and reads several rows at a time. */
+/* voxelize on the device: see muvox/voxelize.h. Points are sorted by voxel, then every voxel sums its own in order.
+ * A group of lanes takes a voxel or some points, each lane a vector of channels, and reads several rows at a time. */
 #include "muvox/voxelize.h"
 
 #include "../ops/checks.h"
