@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .errors import UserError
-from .options import device, file, keep, seed_range, threads, volume_numbers
+from .options import device, file, finite, keep, seed_range, threads, triple, volume_numbers
 
 ELSEWHERE = {
     "bench": "muvox.bench:bench",
@@ -130,13 +130,48 @@ def predict(checkpoint: Path, scans: Path, out, vti, volumes, muons: int, seed: 
 @muvox.command()
 @click.argument("source", type=file)
 @click.argument("target", type=file)
+@click.option("--truth", type=file, help="Radiation lengths beside the muons: .csv for .csv, .npy for .npy.")
+@click.option("--shape", callback=triple(int, "10x10x6"), help="Voxels along x, y, z, where SOURCE does not say.")
+@click.option("--voxel", callback=triple(float, "0.1 or 0.1x0.1x0.2"), help="Edges of a voxel, m.")
+@click.option("--origin", callback=triple(float, "0,0,0.4"), help="Lowest corner of the volume, m.")
+@click.option(
+    "--materials",
+    help="Classes of the truth: names, or NAME=X0 in m, divided by commas.  [default: of the known ones those there]",
+)
+@click.option(
+    "--validation",
+    type=click.FloatRange(0, 1),
+    callback=finite,
+    help="Share of the volumes for validation, the last ones.  [default: 0.2]",
+)
 @click.option("--volumes", callback=volume_numbers, help="Only these, e.g. 0-39,200.")
-def convert(source: Path, target: Path, volumes: list[int] | None) -> None:
-    """Write the volumes of SOURCE, a NumPy archive (.npz), to TARGET, a scan file (.h5)."""
-    from .data import convert as run
+def convert(source: Path, target: Path, truth, shape, voxel, origin, materials, validation, volumes) -> None:
+    """Write the volumes of SOURCE to TARGET, a scan file (.h5).
 
-    keep([source], target)
-    click.echo(f"{target}: {run(source, target, volumes)} volumes")
+    SOURCE: NumPy arrays (.npz, .npy) or LUMIN's fold file (.h5) with TomOpt's muons, or a table of muons (.csv).
+    """
+    from .data import Grid, convert as run
+    from .data.materials import materials_of
+    from .display import progress_bar
+
+    if None in (shape, voxel, origin) and (shape, voxel, origin) != (None, None, None):
+        raise click.UsageError("--shape, --voxel and --origin go together: one is missing")
+    keep([source, *([truth] if truth else [])], target)
+    console = Console()
+    with progress_bar(console) as progress:
+        task = progress.add_task("converting", total=None)
+        done = run(
+            source,
+            target,
+            volumes,
+            truth=truth,
+            grid=Grid(shape, origin, voxel) if shape else None,
+            materials=materials_of(materials.split(",")) if materials else None,
+            validation=validation,
+            report=lambda done: progress.update(task, completed=done),
+        )
+        progress.update(task, total=done)
+    console.print(f"{target}: {done} volumes", highlight=False, soft_wrap=True)
 
 
 @muvox.command()

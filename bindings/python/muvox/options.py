@@ -52,6 +52,27 @@ def volume_numbers(context, parameter, value: str | None) -> list[int] | None:
     return [index for indices in ranges for index in indices]
 
 
+def triple(kind, example: str):
+    """A callback for 10x10x6 or 0.1,0.1,0.1: three numbers, or one for all of them; above 0 but for an origin."""
+
+    def read(context, parameter, value: str | None):
+        if value is None:
+            return None
+        try:
+            numbers = tuple(kind(part) for part in value.replace("x", ",").split(","))
+        except ValueError:
+            numbers = ()
+        if len(numbers) == 1:
+            numbers *= 3
+        if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
+            raise click.BadParameter(f"'{value}', expected something like {example}")
+        if parameter.name != "origin" and min(numbers) <= 0:
+            raise click.BadParameter(f"'{value}', expected numbers above 0")
+        return numbers
+
+    return read
+
+
 def read_config(context: click.Context, parameter, path: Path | None) -> None:
     """Takes a TOML file's values as defaults of the command's other options and arguments; keys are their names."""
     if path is None:
