@@ -33,8 +33,9 @@ def _threads(context, parameter, value: int | None) -> None:
 
 
 def keep(inputs: list[Path], target: Path) -> None:
-    """Refuses to write over what is read."""
-    if any(target.exists() and path.exists() and target.samefile(path) for path in inputs):
+    """Refuses to write over what is read, a file in a folder of scans for instance."""
+    files = [file for path in inputs for file in (path, *path.glob("*.h5"))]
+    if any(target.exists() and file.exists() and target.samefile(file) for file in files):
         raise click.UsageError(f"{target} is read from and cannot be written to")
 
 

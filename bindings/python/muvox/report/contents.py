@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import classical
 from ..checkpoint import Checkpoint
-from ..data import Grid, Materials, ScanError, Scans
+from ..data import Grid, Materials, ScanError, Scans, open_scans
 from ..data.features import MUON_COLUMNS
 from ..evaluation import CLASSICAL, classical_maps, missing_columns
 from ..memory import peak_memory_bytes, reset_peak
@@ -65,7 +65,7 @@ def collect(
     log: Path | None = None,
     report=lambda done: None,
 ) -> Contents:
-    """Maps and scores of the given volumes of a scan file, opened with all columns.
+    """Maps and scores of the given volumes of a scan file or a folder of them, opened with all columns.
 
     Of each volume `muons` are drawn (0: all), the same for every method. Values of classical maps are turned into X0 by
     one factor for all volumes: the median agrees with the truth's, or with the network's where none is known. `log`: a
@@ -78,7 +78,7 @@ def collect(
         raise ScanError(f"{scans.path}: no volumes to report on")
     resettable = reset_peak()
     said, seconds = [], []
-    with Scans(scans.path, MUON_COLUMNS) as data:
+    with open_scans(scans.path, MUON_COLUMNS) as data:
         for done, index in enumerate(volumes, start=1):
             started = time.perf_counter()
             said.append(log_x0_moments(checkpoint, predict_volume(checkpoint, data, index, muons, seed))[0])
