@@ -4,6 +4,7 @@ import itertools
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from muvox import checkpoint, files
 from muvox.data import COLUMNS, Grid, Materials, ScanError, Scans, Volume, open_scans, write_scans
 from muvox.data.features import FEATURES, MUON_COLUMNS, draw, muon_features, voxel_features
 from muvox.files import atomic_write
@@ -280,6 +282,38 @@ def test_a_full_disk_leaves_no_partial_scan(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert error.value.filename == str(target)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["scans", "checkpoint"])
+def test_signals_wait_while_a_library_writes(tmp_path, monkeypatch, kind, stop):
+    """Two come within the third write that HDF5 or torch.save asks for: the file is whole, or is not there."""
+    made, written = files._Guarded.write, []
+
+    def write(self, data):
+        written.append(len(data))
+        if len(written) == 3:
+            os.kill(os.getpid(), stop)
+            os.kill(os.getpid(), stop)
+        return made(self, data)
+
+    monkeypatch.setattr(files._Guarded, "write", write)
+    before = signal.signal(stop, lambda number, _: sys.exit(128 + number))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            if kind == "scans":
+                write_scans(tmp_path / "file", volumes([5] * 200), GRID, MATERIALS)
+            else:
+                net = checkpoint.build(GRID, 2, "batch")
+                checkpoint.save(
+                    tmp_path / "file", checkpoint.Checkpoint(net, GRID, MATERIALS, [0.0, 0.0], "batch", 8, 1, {})
+                )
+    finally:
+        signal.signal(stop, before)
+    assert ended.value.code == 128 + stop and len(written) > 3
+    if kind == "checkpoint":  # the last of a file's signals are delivered at its end
+        assert checkpoint.load(tmp_path / "file").step == 1
+    assert os.listdir(tmp_path) == ["file"] * (kind == "checkpoint")
 
 
 def test_features_by_hand():

@@ -24,7 +24,6 @@ ELSEWHERE = {
     "simulate": "muvox.simulate.command:simulate",
     "train": "muvox.train.command:train",
 }
-STOPPED: list[int] = []  # exit status that a signal asked for
 
 
 class Commands(click.Group):
@@ -47,8 +46,6 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", 130)
         except Exception as error:
-            if STOPPED:  # the signal came within a callback of HDF5, which makes an error of its own of it
-                sys.exit(STOPPED[0])
             _tell(error)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -185,11 +182,14 @@ def info() -> None:
 
 
 def _stop(number: int, frame) -> None:
-    STOPPED.append(128 + number)
-    sys.exit(STOPPED[0])
+    sys.exit(128 + number)
 
 
 def main() -> None:
     """Entry point. A terminated run cleans up behind it like an interrupted one."""
     signal.signal(signal.SIGTERM, _stop)
-    muvox(prog_name="muvox")
+    try:
+        muvox(prog_name="muvox")
+    finally:  # it ends already: a second signal would only leave a traceback
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
