@@ -95,7 +95,10 @@ def muvox(context: click.Context) -> None:
 @threads
 @device
 def predict(checkpoint: Path, scans: Path, out, vti, volumes, muons: int, seed: int, device: str) -> None:
-    """Predict the materials in SCANS, a scan file or a folder of them, with the network in CHECKPOINT, to --out, --vti or both."""
+    """Predict the materials in SCANS, a scan file or a folder of them, with the network in CHECKPOINT.
+
+    Writes what --out or --vti or both name.
+    """
     from .checkpoint import load
     from .data import open_scans
     from .data.features import MUON_COLUMNS

@@ -31,4 +31,15 @@ from .scans import Scans
 from .shards import Shards, open_scans
 from .writer import write_scans
 
-__all__ = ["COLUMNS", "Grid", "Materials", "ScanError", "Scans", "Shards", "Volume", "convert", "open_scans", "write_scans"]
+__all__ = [
+    "COLUMNS",
+    "Grid",
+    "Materials",
+    "ScanError",
+    "Scans",
+    "Shards",
+    "Volume",
+    "convert",
+    "open_scans",
+    "write_scans",
+]

@@ -46,7 +46,7 @@ class Source:
 
 def need_grid(source, given: Given) -> Grid:
     if given.grid is None:
-        raise ScanError(f"{source}: the file does not say where its voxels are: give a grid (--shape, --voxel, --origin)")
+        raise ScanError(f"{source}: does not say where its voxels are: give a grid (--shape, --voxel, --origin)")
     return given.grid
 
 
@@ -59,7 +59,7 @@ def need_columns(source, names: Iterable[str]) -> None:
 def combine(
     source, columns: Mapping[str, str], muons: Numbered, truth: Callable[[], Numbered] | None, given: Given
 ) -> Source:
-    """Muons and, where there is any, truth of the same volumes: radiation lengths in m, or numbers of `given.materials`.
+    """Muons and, where there is any, truth of the same volumes: radiation lengths, m, or numbers of `given.materials`.
 
     The truth is read twice: at once for its materials, and later with the muons, from which volumes may be missing
     that have none. Raises ScanError, now or when the volumes are read.
@@ -78,7 +78,7 @@ def combine(
         for place, (index, values) in enumerate(_wanted(truth(), given)):
             if number is not None and number < index:
                 break
-            x0, material = _known(values, materials)
+            x0, material = _lengths_and_numbers(values, materials)
             here = rows if number == index else empty
             yield Volume(here, index, int(place >= training), x0, material, commonest(material))
             if number == index:
@@ -101,7 +101,7 @@ def _survey(source, truth: Numbered, given: Given) -> tuple[list[int], Materials
         try:
             if values.dtype.kind in "iu" and given.materials is None:
                 raise UserError("numbers of materials: say by --materials which these are")
-            met.update(np.unique(_known(values, given.materials or known)[1]).tolist())
+            met.update(np.unique(_lengths_and_numbers(values, given.materials or known)[1]).tolist())
         except UserError as error:
             raise ScanError(f"{given.truth or source}: volume {number}: {error}") from None
         numbers.append(number)
@@ -110,7 +110,7 @@ def _survey(source, truth: Numbered, given: Given) -> tuple[list[int], Materials
     return numbers, given.materials or found
 
 
-def _known(values: np.ndarray, materials: Materials) -> tuple[np.ndarray, np.ndarray]:
+def _lengths_and_numbers(values: np.ndarray, materials: Materials) -> tuple[np.ndarray, np.ndarray]:
     """Radiation lengths, float32, and materials, uint8, of voxels of which either is given."""
     if values.dtype.kind not in "iu":
         return values.astype(np.float32), classes(values, materials)

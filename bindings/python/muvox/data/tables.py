@@ -57,9 +57,9 @@ def _volumes(path: Path, header: list[str], names: Sequence[str], dtype) -> Iter
         bad = (ids != np.floor(ids)) | (ids < 0) | (ids > 2**53) | (ids < before)
         if bad.any():
             place = int(np.argmax(bad))
-            told = f"{path}: line {lines[place]}: volume {ids[place]:g}"
+            told = f"{path}: line {lines[place]}: volume {ids[place]:.15g}"
             if ids[place] < before[place]:
-                told += f" after volume {before[place]:g}" if before[place] >= 0 else ""
+                told += f" after volume {before[place]:.15g}" if before[place] >= 0 else ""
             raise ScanError(f"{told}, expected whole numbers from 0 on, in rising order")
         with np.errstate(over="ignore"):
             rows = values[:, order].astype(dtype)

@@ -1,4 +1,4 @@
-"""Arrays of TomOpt: muons by volume, radiation lengths in the order of `Volume.get_rad_cube`; NumPy or LUMIN's files."""
+"""Arrays of TomOpt, from NumPy's or LUMIN's files: muons by volume, truth in the order of `Volume.get_rad_cube`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -32,12 +32,11 @@ def read_folds(source: Path, given: Given) -> Source:
     folds = sorted((name for name in file if name.startswith("fold_")), key=lambda name: (len(name), name))
     if not folds:
         raise ScanError(f"{source}: neither a fold file of LUMIN (groups 'fold_0', …) nor anything else known")
-    for name in folds:
-        if not isinstance(file.get(f"{name}/matrix_inputs"), h5py.Dataset):
-            raise ScanError(f"{source}: dataset '{name}/matrix_inputs' is missing")
-    return _source(
-        source, given, [(file[f"{n}/matrix_inputs"], file.get(f"{n}/targets")) for n in folds], _names(source, file)
-    )
+    parts = [(file.get(f"{name}/matrix_inputs"), file.get(f"{name}/targets")) for name in folds]
+    for name, (inputs, targets) in zip(folds, parts):
+        if not isinstance(inputs, h5py.Dataset) or not isinstance(targets, h5py.Dataset | None):
+            raise ScanError(f"{source}: '{name}' has no dataset 'matrix_inputs', or 'targets' is none")
+    return _source(source, given, parts, _names(source, file))
 
 
 def _names(source: Path, file: h5py.File) -> Sequence[str] | None:
@@ -46,7 +45,7 @@ def _names(source: Path, file: h5py.File) -> Sequence[str] | None:
         return None
     try:
         facts = json.loads(file["meta_data/matrix_feats"][()])
-        names, sparse, rows = facts["feats_per_vec"], facts.get("is_sparse"), facts.get("row_wise")
+        names, sparse, rows = list(map(str, facts["feats_per_vec"])), facts.get("is_sparse"), facts.get("row_wise")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ScanError(f"{source}: 'meta_data/matrix_feats' is not what LUMIN writes") from None
     if sparse or rows is False:
