@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from muvox.cli import muvox as command
 from muvox.data import COLUMNS, Grid, Materials, ScanError, Scans, convert, tables
 from muvox.data.layout import REQUIRED
-from muvox.data.materials import RADIATION_LENGTHS, materials_of
+from muvox.data.materials import RADIATION_LENGTHS, classes, materials_of
 from muvox.errors import UserError
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.h5"
@@ -466,8 +466,6 @@ def test_options_that_do_not_fit_are_refused(tmp_path, small):
 
 
 def test_known_materials_are_told_apart():
-    from muvox.data.materials import classes
-
     every = materials_of(list(RADIATION_LENGTHS))
     assert classes(np.array(every.x0) * 1.004, every).tolist() == list(range(len(every.x0)))
     with pytest.raises(UserError, match="no material has a radiation length of 0.25 m; there are lead 0.005612"):
