@@ -80,39 +80,6 @@ def test_prediction(tmp_path, trained):
         assert np.isfinite(file["log_probability"][:]).all() and np.isfinite(file["expected_log_x0"][:]).all()
 
 
-def test_conversion(tmp_path):
-    with Scans(TINY) as scans:
-        grid, materials, volumes = scans.grid, scans.materials, list(scans.volumes())
-        np.savez(
-            tmp_path / "a.npz",
-            muons=np.concatenate([v.muons for v in volumes]),
-            row_splits=scans.row_splits,
-            x0=np.stack([v.x0 for v in volumes]),
-            material=np.stack([v.material for v in volumes]),
-            background=scans.background,
-            split=scans.split,
-            feature_names=scans.columns,
-            feature_units=scans.units,
-            material_names=materials.names,
-            material_x0=materials.x0,
-            grid_origin=grid.origin,
-            voxel_size=grid.voxel_size,
-            grid_shape=grid.shape,
-        )
-    result = call("convert", tmp_path / "a.npz", tmp_path / "a.h5", "--volumes", "2-4,0")
-    assert result.exit_code == 0 and "4 volumes" in result.stdout
-    with Scans(tmp_path / "a.h5") as scans:
-        assert list(scans.volume_id) == [2, 3, 4, 0] and list(np.diff(scans.row_splits)) == [2, 23, 257, 133]
-    assert_refused(
-        call("convert", tmp_path / "a.npz", tmp_path / "b.h5", "--volumes", "12"), "no volume 12", tmp_path / "b.h5"
-    )
-    for value in ("x", "1-", "1-2-3", ""):
-        assert_refused(
-            call("convert", tmp_path / "a.npz", tmp_path / "b.h5", "--volumes", value), "--volumes", tmp_path / "b.h5"
-        )
-    assert_refused(call("convert", TINY, tmp_path / "b.h5"), "not a NumPy archive", tmp_path / "b.h5")
-
-
 def test_info_tells_versions_devices_and_what_was_not_built():
     result = call("info")
     assert result.exit_code == 0

@@ -4,6 +4,7 @@ import itertools
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from muvox.data import COLUMNS, Grid, Materials, ScanError, Scans, Volume, convert, open_scans, write_scans
+from muvox import checkpoint, files
+from muvox.data import COLUMNS, Grid, Materials, ScanError, Scans, Volume, open_scans, write_scans
 from muvox.data.features import FEATURES, MUON_COLUMNS, draw, muon_features, voxel_features
 from muvox.files import atomic_write
 
@@ -245,61 +247,6 @@ def test_the_writer_refuses_what_it_could_not_read(tmp_path, change, words):
     assert os.listdir(tmp_path) == []
 
 
-def archive(path, **changes):
-    """The arrays of tiny.h5 as a NumPy archive."""
-    with Scans(TINY) as scans:
-        all_volumes = list(scans.volumes())
-        data = dict(
-            muons=np.concatenate([v.muons for v in all_volumes]),
-            row_splits=scans.row_splits,
-            x0=np.stack([v.x0 for v in all_volumes]),
-            material=np.stack([v.material for v in all_volumes]),
-            background=scans.background,
-            split=scans.split,
-            feature_names=np.array(scans.columns),
-            feature_units=np.array(scans.units),
-            material_names=np.array(scans.materials.names),
-            material_x0=np.array(scans.materials.x0),
-            grid_origin=np.array(scans.grid.origin),
-            voxel_size=np.array(scans.grid.voxel_size),
-            grid_shape=np.array(scans.grid.shape),
-        )
-    data.update(changes)
-    np.savez_compressed(path, **{name: value for name, value in data.items() if value is not None})
-
-
-def test_archives_are_converted(tmp_path):
-    archive(tmp_path / "tiny.npz")
-    assert convert(tmp_path / "tiny.npz", tmp_path / "some.h5", [4, 1, 9]) == 3
-    with Scans(TINY) as full, Scans(tmp_path / "some.h5") as some:
-        assert list(some.volume_id) == [4, 1, 9] and some.grid == full.grid and some.materials == full.materials
-        for volume, index in zip(some.volumes(), (4, 1, 9)):
-            assert np.array_equal(volume.muons, full.muons(index))
-
-
-def test_archives_that_cannot_be_converted_are_refused(tmp_path):
-    (tmp_path / "text.npz").write_text("hello")
-    np.save(tmp_path / "one.npy", np.zeros(3))
-    archive(tmp_path / "incomplete.npz", poca=np.zeros(2), background=None)
-    archive(tmp_path / "nan.npz", muons=np.full((765, 18), np.nan, np.float32))
-    archive(tmp_path / "tiny.npz")
-    content = (tmp_path / "tiny.npz").read_bytes()
-    (tmp_path / "short.npz").write_bytes(content[: len(content) // 2])
-    for name, words in {
-        "text.npz": "not a NumPy archive",
-        "one.npy": "not a NumPy archive",
-        "short.npz": "not a NumPy archive",
-        "none.npz": "no such file",
-        "incomplete.npz": "array 'background' is missing",
-        "nan.npz": "volume 0: muons are not all finite",
-    }.items():
-        with pytest.raises(ScanError, match=words):
-            convert(tmp_path / name, tmp_path / "out.h5")
-    with pytest.raises(ScanError, match="no volume 12, there are 12"):
-        convert(tmp_path / "tiny.npz", tmp_path / "out.h5", [3, 12])
-    assert not (tmp_path / "out.h5").exists()
-
-
 def test_files_appear_whole_or_not_at_all(tmp_path):
     target = tmp_path / "file"
     target.write_bytes(b"old")
@@ -335,6 +282,38 @@ def test_a_full_disk_leaves_no_partial_scan(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert error.value.filename == str(target)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["scans", "checkpoint"])
+def test_signals_wait_while_a_library_writes(tmp_path, monkeypatch, kind, stop):
+    """Two come within the third write that HDF5 or torch.save asks for: the file is whole, or is not there."""
+    made, written = files._Guarded.write, []
+
+    def write(self, data):
+        written.append(len(data))
+        if len(written) == 3:
+            os.kill(os.getpid(), stop)
+            os.kill(os.getpid(), stop)
+        return made(self, data)
+
+    monkeypatch.setattr(files._Guarded, "write", write)
+    before = signal.signal(stop, lambda number, _: sys.exit(128 + number))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            if kind == "scans":
+                write_scans(tmp_path / "file", volumes([5] * 200), GRID, MATERIALS)
+            else:
+                net = checkpoint.build(GRID, 2, "batch")
+                checkpoint.save(
+                    tmp_path / "file", checkpoint.Checkpoint(net, GRID, MATERIALS, [0.0, 0.0], "batch", 8, 1, {})
+                )
+    finally:
+        signal.signal(stop, before)
+    assert ended.value.code == 128 + stop and len(written) > 3
+    if kind == "checkpoint":  # the last of a file's signals are delivered at its end
+        assert checkpoint.load(tmp_path / "file").step == 1
+    assert os.listdir(tmp_path) == ["file"] * (kind == "checkpoint")
 
 
 def test_features_by_hand():
@@ -380,7 +359,7 @@ def test_the_loader_of_the_documentation_writes_scans(tmp_path, monkeypatch, cap
 
     text = Path(muvox.data.__file__).with_name("FORMAT.md").read_text()
     monkeypatch.chdir(tmp_path)
-    exec(text.split("```python\n")[1].split("```")[0], {})
+    exec(text.split("## Your own detector")[1].split("```python\n")[1].split("```")[0], {})
     assert capsys.readouterr().out == "10 50 ('beryllium', 'lead')\n"
     with Scans(tmp_path / "scans.h5") as scans:
         assert len(scans.of_split("validation")) == 2 and np.isfinite(scans.muons(3)).all()

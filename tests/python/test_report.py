@@ -235,6 +235,27 @@ def test_a_scan_of_the_unknown(unknown):
     assert "20 drawn of each volume" in dict(data["facts"])["muons"]
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_folder_of_scans_gives_the_page_of_one_file(made, tmp_path, swapped):
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    with Scans(made / HOSTILE) as scans:
+        every = list(scans.volumes())
+        for name, part in (("b.h5", every[7:]), ("a.h5", every[:7])):
+            write_scans(folder / name, part, scans.grid, scans.materials)
+    inputs = (made / "net.pt", folder) if swapped else (folder, made / "net.pt")
+    result = call("report", *inputs, "-o", tmp_path / "page.html", "--threads", 1)
+    assert result.exit_code == 0, result.output
+    one, several = data_of(made / "page.html"), data_of(tmp_path / "page.html")
+    for name in ("volumes", "block", "maps", "materials", "loss"):
+        assert one[name] == several[name], name
+    assert dict(several["facts"])["scan"] == str(folder)
+    before = (folder / "b.h5").read_bytes()
+    refused = call("report", *inputs, "-o", folder / "b.h5")
+    assert refused.exit_code == 2 and "is read from and cannot be written to" in refused.stderr
+    assert (folder / "b.h5").read_bytes() == before
+
+
 def test_the_loss_of_a_log_where_the_checkpoint_has_none(made, tmp_path):
     state = checkpoints.load(made / "net.pt")
     state.history = {}

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 
 from muvox.cli import muvox as command
 from muvox.data import COLUMNS, Grid, Scans
+from muvox.data.materials import RADIATION_LENGTHS, materials_of
 from muvox.simulate import Detector, Source, simulate_muons
 from muvox.simulate.compare import compare, kolmogorov
-from muvox.simulate.layouts import RADIATION_LENGTHS, RandomBlock, RandomBoxes, materials_of, read_maps
+from muvox.simulate.layouts import RandomBlock, RandomBoxes, read_maps
 from muvox.simulate.scans import Settings, simulate, simulate_volumes
 
 SAMPLE = Path(__file__).parents[1] / "data" / "x0net250-sample.h5"

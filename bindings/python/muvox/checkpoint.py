@@ -11,7 +11,7 @@ import torch
 
 from .data.layout import Grid, Materials
 from .errors import UserError
-from .files import atomic_write
+from .files import atomic_write, held_signals
 
 FORMAT = "muvox-checkpoint"
 VERSION = 1
@@ -94,7 +94,7 @@ def save(path, checkpoint: Checkpoint) -> None:
     content["net"] = {key: value.cpu() for key, value in weights(checkpoint.net).items()}
     content["grid"] = dataclasses.asdict(checkpoint.grid)
     content["materials"] = dataclasses.asdict(checkpoint.materials)
-    with atomic_write(path) as file:
+    with held_signals(), atomic_write(path) as file:
         torch.save(dict(content, format=FORMAT, version=VERSION), file)
 
 

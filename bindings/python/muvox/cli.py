@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .errors import UserError
-from .options import device, file, keep, seed_range, threads, volume_numbers
+from .options import device, file, finite, keep, seed_range, threads, triple, volume_numbers
 
 ELSEWHERE = {
     "bench": "muvox.bench:bench",
@@ -24,7 +24,6 @@ ELSEWHERE = {
     "simulate": "muvox.simulate.command:simulate",
     "train": "muvox.train.command:train",
 }
-STOPPED: list[int] = []  # exit status that a signal asked for
 
 
 class Commands(click.Group):
@@ -47,8 +46,6 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", 130)
         except Exception as error:
-            if STOPPED:  # the signal came within a callback of HDF5, which makes an error of its own of it
-                sys.exit(STOPPED[0])
             _tell(error)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -98,7 +95,10 @@ def muvox(context: click.Context) -> None:
 @threads
 @device
 def predict(checkpoint: Path, scans: Path, out, vti, volumes, muons: int, seed: int, device: str) -> None:
-    """Predict the materials in SCANS, a scan file or a folder of them, with the network in CHECKPOINT, to --out, --vti or both."""
+    """Predict the materials in SCANS, a scan file or a folder of them, with the network in CHECKPOINT.
+
+    Writes what --out or --vti or both name.
+    """
     from .checkpoint import load
     from .data import open_scans
     from .data.features import MUON_COLUMNS
@@ -130,13 +130,48 @@ def predict(checkpoint: Path, scans: Path, out, vti, volumes, muons: int, seed: 
 @muvox.command()
 @click.argument("source", type=file)
 @click.argument("target", type=file)
+@click.option("--truth", type=file, help="Radiation lengths beside the muons: .csv for .csv, .npy for .npy.")
+@click.option("--shape", callback=triple(int, "10x10x6"), help="Voxels along x, y, z, where SOURCE does not say.")
+@click.option("--voxel", callback=triple(float, "0.1 or 0.1x0.1x0.2"), help="Edges of a voxel, m.")
+@click.option("--origin", callback=triple(float, "0,0,0.4"), help="Lowest corner of the volume, m.")
+@click.option(
+    "--materials",
+    help="Classes of the truth: names, or NAME=X0 in m, divided by commas.  [default: of the known ones those there]",
+)
+@click.option(
+    "--validation",
+    type=click.FloatRange(0, 1),
+    callback=finite,
+    help="Share of the volumes for validation, the last ones.  [default: 0.2]",
+)
 @click.option("--volumes", callback=volume_numbers, help="Only these, e.g. 0-39,200.")
-def convert(source: Path, target: Path, volumes: list[int] | None) -> None:
-    """Write the volumes of SOURCE, a NumPy archive (.npz), to TARGET, a scan file (.h5)."""
-    from .data import convert as run
+def convert(source: Path, target: Path, truth, shape, voxel, origin, materials, validation, volumes) -> None:
+    """Write the volumes of SOURCE to TARGET, a scan file (.h5).
 
-    keep([source], target)
-    click.echo(f"{target}: {run(source, target, volumes)} volumes")
+    SOURCE: NumPy arrays (.npz, .npy) or LUMIN's fold file (.h5) with TomOpt's muons, or a table of muons (.csv).
+    """
+    from .data import Grid, convert as run
+    from .data.materials import materials_of
+    from .display import progress_bar
+
+    if None in (shape, voxel, origin) and (shape, voxel, origin) != (None, None, None):
+        raise click.UsageError("--shape, --voxel and --origin go together: one is missing")
+    keep([source, *([truth] if truth else [])], target)
+    console = Console()
+    with progress_bar(console) as progress:
+        task = progress.add_task("converting", total=None)
+        done = run(
+            source,
+            target,
+            volumes,
+            truth=truth,
+            grid=Grid(shape, origin, voxel) if shape else None,
+            materials=materials_of(materials.split(",")) if materials else None,
+            validation=validation,
+            report=lambda done: progress.update(task, completed=done),
+        )
+        progress.update(task, total=done)
+    console.print(f"{target}: {done} volumes", highlight=False, soft_wrap=True)
 
 
 @muvox.command()
@@ -150,11 +185,14 @@ def info() -> None:
 
 
 def _stop(number: int, frame) -> None:
-    STOPPED.append(128 + number)
-    sys.exit(STOPPED[0])
+    sys.exit(128 + number)
 
 
 def main() -> None:
     """Entry point. A terminated run cleans up behind it like an interrupted one."""
     signal.signal(signal.SIGTERM, _stop)
-    muvox(prog_name="muvox")
+    try:
+        muvox(prog_name="muvox")
+    finally:  # it ends already: a second signal would only leave a traceback
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)

@@ -111,7 +111,7 @@ def evaluate_scans(
         raise ScanError(f"{scans.path}: no truth (x0, material, background), cannot evaluate")
     if not len(volumes):
         raise ScanError(f"{scans.path}: no volumes to evaluate")
-    truth = _Truth(scans, volumes)
+    truth = Truth(scans, volumes)
     with open_scans(scans.path, MUON_COLUMNS) as data:
         said = []
         for done, index in enumerate(volumes, start=1):
@@ -130,7 +130,7 @@ def evaluate_scans(
                 target[name][place] = values
             done += 1
             report(done)
-    fit_truth = _Truth(scans, fitted) if len(fitted) else None
+    fit_truth = Truth(scans, fitted) if len(fitted) else None
     results += [_of_map(name, maps[name], truth, fit_maps[name], fit_truth) for name in there]
     block = float(truth.block.mean())
     return Evaluation(scans.materials.names, len(volumes), scans.grid.voxels, block, muons, results, missing)
@@ -145,8 +145,9 @@ def fitting_volumes(scans: Scans) -> list[int]:
     return [int(index) for index in scans.of_split("training")[:FITTED]]
 
 
-class _Truth:
-    """Of volumes: material (volumes, voxels), ln X0, "is a block", weights of the loss."""
+class Truth:
+    """Truth of volumes of a scan file that has it: `material`, `log_x0`, `block` (not the volume's commonest material),
+    `dense`, and `weight` in the loss, each (volumes, voxels). Raises ScanError for damaged data."""
 
     def __init__(self, scans: Scans, volumes: list[int]):
         self.x0 = scans.materials.x0
@@ -179,7 +180,7 @@ class _Truth:
         return Result(name, scores, confusion, roc_curve(relative, self.block))
 
 
-def _of_network(checkpoint: Checkpoint, said: np.ndarray, truth: _Truth) -> Result:
+def _of_network(checkpoint: Checkpoint, said: np.ndarray, truth: Truth) -> Result:
     said, log_x0 = said.astype(np.float64), np.log(np.asarray(truth.x0))
     if checkpoint.target == "log_x0":
         mean, log_variance = said[:, 0], said[:, 1]
@@ -199,7 +200,7 @@ def _of_network(checkpoint: Checkpoint, said: np.ndarray, truth: _Truth) -> Resu
     return truth.result("VoxelNet", -mean, dense, said.argmax(1), nll)
 
 
-def _of_map(name: str, values: np.ndarray, truth: _Truth, fit: np.ndarray, fit_truth: _Truth | None) -> Result:
+def _of_map(name: str, values: np.ndarray, truth: Truth, fit: np.ndarray, fit_truth: Truth | None) -> Result:
     """A map's values have no unit of X0: which material they suggest is read off training volumes."""
     score = classical.log_score(values)
     if fit_truth is None:

@@ -72,8 +72,10 @@ def atomic_write(path):
 def held_signals() -> Iterator[Callable[[], None]]:
     """SIGINT and SIGTERM within the block wait until the function that it yields is called, or for the block's end.
 
-    HDF5 calls back into Python to write, and an exception that a signal's handler raises there is lost: the file would
-    be written on, or be damaged. Elsewhere than in the main thread, which alone gets signals, nothing is held.
+    HDF5 and torch.save call back into Python to write, and an exception that a signal's handler raises there is lost or
+    becomes an error of theirs; the file would be written on, or be damaged. Signals that follow, while an interrupted
+    block closes its file, wait for its end too. Elsewhere than in the main thread, which alone gets signals, nothing is
+    held.
     """
     arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -83,10 +85,13 @@ def held_signals() -> Iterator[Callable[[], None]]:
     before = {number: signal.signal(number, lambda caught, _: arrived.append(caught)) for number in numbers}
 
     def deliver() -> None:
-        if arrived:
+        while arrived:
             number = arrived.pop(0)
-            signal.signal(number, before[number])
-            signal.raise_signal(number)
+            if callable(before[number]):
+                before[number](number, None)
+            else:
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
 
     try:
         yield deliver

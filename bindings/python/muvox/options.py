@@ -33,8 +33,9 @@ def _threads(context, parameter, value: int | None) -> None:
 
 
 def keep(inputs: list[Path], target: Path) -> None:
-    """Refuses to write over what is read."""
-    if any(target.exists() and path.exists() and target.samefile(path) for path in inputs):
+    """Refuses to write over what is read, a file in a folder of scans for instance."""
+    files = [file for path in inputs for file in (path, *path.glob("*.h5"))]
+    if any(target.exists() and file.exists() and target.samefile(file) for file in files):
         raise click.UsageError(f"{target} is read from and cannot be written to")
 
 
@@ -50,6 +51,27 @@ def volume_numbers(context, parameter, value: str | None) -> list[int] | None:
     except ValueError:
         raise click.BadParameter(f"'{value}' is not a list of numbers and ranges such as 0-39,200") from None
     return [index for indices in ranges for index in indices]
+
+
+def triple(kind, example: str):
+    """A callback for 10x10x6 or 0.1,0.1,0.1: three numbers, or one for all of them; above 0 but for an origin."""
+
+    def read(context, parameter, value: str | None):
+        if value is None:
+            return None
+        try:
+            numbers = tuple(kind(part) for part in value.replace("x", ",").split(","))
+        except ValueError:
+            numbers = ()
+        if len(numbers) == 1:
+            numbers *= 3
+        if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
+            raise click.BadParameter(f"'{value}', expected something like {example}")
+        if parameter.name != "origin" and min(numbers) <= 0:
+            raise click.BadParameter(f"'{value}', expected numbers above 0")
+        return numbers
+
+    return read
 
 
 def read_config(context: click.Context, parameter, path: Path | None) -> None:

@@ -17,7 +17,8 @@ name                    type, shape                  meaning
 
 Attributes of the file: ``format``, ``version``; ``grid_shape`` int64 (3), ``grid_origin`` and ``voxel_size`` float64
 (3), m. The three truths are all there or all absent. Columns are found by name: their order is free and further ones
-are kept. FORMAT.md beside this file lists the columns and the rules.
+are kept. FORMAT.md beside this file lists the columns and the rules, what `convert` makes scan files of, and how to write
+them from data of one's own: `write_scans`.
 
 >>> with Scans("scan.h5") as scans:
 ...     for volume in scans.volumes(split="validation"):
@@ -30,4 +31,15 @@ from .scans import Scans
 from .shards import Shards, open_scans
 from .writer import write_scans
 
-__all__ = ["COLUMNS", "Grid", "Materials", "ScanError", "Scans", "Shards", "Volume", "convert", "open_scans", "write_scans"]
+__all__ = [
+    "COLUMNS",
+    "Grid",
+    "Materials",
+    "ScanError",
+    "Scans",
+    "Shards",
+    "Volume",
+    "convert",
+    "open_scans",
+    "write_scans",
+]

@@ -16,10 +16,8 @@ class Scans:
     """A scan file, opened for reading (the layout is in `muvox.data`).
 
     The file's structure is checked on opening; muons and truth stay on disk and are read, and checked, one volume at a
-    time.
-    `columns` are the muon columns to read, in that order; None takes all there are; `cache_bytes` of decompressed data
-    are kept per dataset. It can be used in forked processes
-    and sent to others: each opens the file for itself.
+    time. `columns` are the muon columns to read, in that order; None takes all there are; `cache_bytes` of decompressed
+    data are kept per dataset. It can be used in forked processes and sent to others: each opens the file for itself.
 
     Attributes: `grid`, `materials` (None without truth), `columns`, `units`, `row_splits`, `volume_id`, `split`.
     Raises ScanError for a file that is missing, truncated, foreign or inconsistent.

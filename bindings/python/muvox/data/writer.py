@@ -25,6 +25,9 @@ def write_scans(
 
     `columns` gives name and unit of the muon columns. With `materials` every volume must have its truth, without them
     none is written. Raises ValueError for a volume that does not fit, OSError if the file cannot be written.
+
+    >>> grid = Grid(shape=(10, 10, 6), origin=(0.0, 0.0, 0.4), voxel_size=(0.1, 0.1, 0.1))
+    >>> write_scans("scans.h5", (Volume(tracks(day), volume_id=day) for day in range(7)), grid)  # tracks: (muons, 18)
     """
     with held_signals() as deliver, atomic_write(path) as raw, h5py.File(raw, "w", libver="v110") as file:
         file.attrs.update(

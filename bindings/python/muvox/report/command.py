@@ -12,7 +12,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..checkpoint import Checkpoint, load
-from ..data import Scans
+from ..data import Scans, open_scans
 from ..display import progress_bar
 from ..files import atomic_write
 from ..options import device, file, keep, seed_range, threads, volume_numbers
@@ -37,11 +37,11 @@ from .page import LIMIT, render
 @device
 @click.pass_context
 def report(context, scans: Path, checkpoint: Path, out, volumes, muons: int, seed: int, screenshot, device) -> None:
-    """Make one HTML page of SCANS and the network in CHECKPOINT: slices, 3-D view, ROC, loss, time and memory.
+    """Make one HTML page of SCANS, a scan file or a folder of them, and the network in CHECKPOINT.
 
-    The page has all it needs in it and opens offline.
+    Slices, 3-D view, ROC, loss, time and memory. The page has all it needs in it and opens offline.
     """
-    if checkpoint.is_file() and h5py.is_hdf5(checkpoint):  # in the order of `muvox predict`
+    if checkpoint.is_dir() or (checkpoint.is_file() and h5py.is_hdf5(checkpoint)):  # in the order of `muvox predict`
         scans, checkpoint = checkpoint, scans
     for target in filter(None, (out, screenshot)):
         keep([checkpoint, scans], target)
@@ -52,7 +52,7 @@ def report(context, scans: Path, checkpoint: Path, out, volumes, muons: int, see
         if screenshot.absolute() == out.absolute():
             raise click.UsageError(f"{out} cannot be both the page and its picture")
     console, state = Console(), load(checkpoint, device)
-    with Scans(scans) as data:
+    with open_scans(scans) as data:
         chosen = data.numbers(volumes) if volumes is not None else _first(data)
         with progress_bar(console) as progress:
             task = progress.add_task("predicting", total=len(chosen))

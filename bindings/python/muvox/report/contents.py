@@ -9,9 +9,9 @@ import numpy as np
 
 from .. import classical
 from ..checkpoint import Checkpoint
-from ..data import Grid, Materials, ScanError, Scans
+from ..data import Grid, Materials, ScanError, Scans, open_scans
 from ..data.features import MUON_COLUMNS
-from ..evaluation import CLASSICAL, classical_maps, missing_columns
+from ..evaluation import CLASSICAL, Truth, classical_maps, missing_columns
 from ..memory import peak_memory_bytes, reset_peak
 from ..metrics import rise, roc_auc, roc_curve
 from ..predict import SEED, check_match, log_x0_moments, predict_volume
@@ -65,7 +65,7 @@ def collect(
     log: Path | None = None,
     report=lambda done: None,
 ) -> Contents:
-    """Maps and scores of the given volumes of a scan file, opened with all columns.
+    """Maps and scores of the given volumes of a scan file or a folder of them, opened with all columns.
 
     Of each volume `muons` are drawn (0: all), the same for every method. Values of classical maps are turned into X0 by
     one factor for all volumes: the median agrees with the truth's, or with the network's where none is known. `log`: a
@@ -78,7 +78,7 @@ def collect(
         raise ScanError(f"{scans.path}: no volumes to report on")
     resettable = reset_peak()
     said, seconds = [], []
-    with Scans(scans.path, MUON_COLUMNS) as data:
+    with open_scans(scans.path, MUON_COLUMNS) as data:
         for done, index in enumerate(volumes, start=1):
             started = time.perf_counter()
             said.append(log_x0_moments(checkpoint, predict_volume(checkpoint, data, index, muons, seed))[0])
@@ -86,19 +86,15 @@ def collect(
             report(done)
     network = Map("VoxelNet", np.stack(said), float(np.median(seconds)))
     peak = peak_memory_bytes()
-    truth, block = None, None
-    if scans.has_truth:
-        truth = Map("Truth", np.stack([scans.log_x0(index).reshape(-1) for index in volumes]).astype(np.float64))
-        material = np.stack([scans.material(index).reshape(-1) for index in volumes])
-        block = material != scans.background[volumes][:, None]
+    truth = Truth(scans, volumes) if scans.has_truth else None
     maps, left_out = _classical(scans, volumes, muons, seed)
     level = np.median((truth or network).log_x0)
     for each in maps:
         each.log_x0 += level - np.median(each.log_x0)
     maps.append(network)
-    if block is not None:
+    if truth:
         for each in maps:
-            _score(each, block)
+            _score(each, truth.block)
     used = [scans.count(index) for index in volumes]
     names = checkpoint.materials.names
     return Contents(
@@ -108,8 +104,8 @@ def collect(
         volume_id=[int(scans.volume_id[index]) for index in volumes],
         muons=[min(count, muons) if muons else count for count in used],
         background=[names[scans.background[index]] if scans.has_truth else None for index in volumes],
-        block=block,
-        maps=([truth] if truth else []) + maps,
+        block=truth.block if truth else None,
+        maps=([Map("Truth", truth.log_x0)] if truth else []) + maps,
         peak_memory=peak,
         peak_is_of_prediction=resettable,
         history=checkpoint.history if checkpoint.history.get("loss") else _logged(log),

@@ -102,7 +102,7 @@ def _loss(history: dict) -> dict | None:
     loss = np.asarray(history.get("loss", []), np.float64)
     if not len(loss):
         return None
-    parts = [part for part in np.array_split(np.arange(len(loss)), min(STEPS, len(loss)))]
+    parts = np.array_split(np.arange(len(loss)), min(STEPS, len(loss)))
     return dict(
         step=[int(part[-1]) + 1 for part in parts],
         loss=[_number(loss[part].mean()) for part in parts],
@@ -119,6 +119,6 @@ def _times(contents: Contents) -> list[tuple[str, str, str]]:
     rows = []
     for each in contents.maps:
         if each.seconds is not None:
-            memory = f"{contents.peak_memory / 2**20:,.0f} MiB" if each.name == "VoxelNet" else "–"
+            memory = f"{contents.peak_memory / 2**20:,.0f} MiB" if each is contents.maps[-1] else "–"
             rows.append((each.name, f"{1e3 * each.seconds:,.2f} ms", memory))
     return rows

@@ -12,38 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from ..data import Grid, Scans
+from ..data.materials import materials_of
 from ..display import progress_bar
 from ..errors import UserError
 from ..files import atomic_write
-from ..options import count, file, finite, keep, seed_range
-from .layouts import Box, GivenBoxes, Layout, RandomBlock, RandomBoxes, materials_of, read_maps
+from ..options import count, file, finite, keep, seed_range, triple
+from .layouts import Box, GivenBoxes, Layout, RandomBlock, RandomBoxes, read_maps
 from .native import SimulationError
 from .scans import Settings, simulate as run
 from .source import Detector, Source
 
 FIVE = "beryllium,graphite,silicon,iron,lead"
 length = click.FloatRange(min=0, min_open=True)
-
-
-def _numbers(kind, most: int, example: str):
-    """A callback for 10x10x6 or 0.1,0.1,0.1: `most` numbers, or one for all of them."""
-
-    def read(context, parameter, value: str | None):
-        if value is None:
-            return None
-        try:
-            numbers = tuple(kind(part) for part in value.replace("x", ",").split(","))
-        except ValueError:
-            numbers = ()
-        if len(numbers) == 1:
-            numbers *= most
-        if len(numbers) != most or not all(map(math.isfinite, numbers)):
-            raise click.BadParameter(f"'{value}', expected something like {example}")
-        if parameter.name != "origin" and min(numbers) <= 0:
-            raise click.BadParameter(f"'{value}', expected numbers above 0")
-        return numbers
-
-    return read
 
 
 def _range(context, parameter, value: str | None) -> tuple[int, int] | None:
@@ -66,10 +46,10 @@ def _range(context, parameter, value: str | None) -> tuple[int, int] | None:
 @click.option(
     "--muons", callback=_range, help="Recorded of each: a number, or a range. [default: 1000, or as --compare]"
 )
-@click.option("--shape", callback=_numbers(int, 3, "10x10x6"), help="Voxels along x, y, z.  [default: 10x10x6]")
-@click.option("--voxel", callback=_numbers(float, 3, "0.1 or 0.1x0.1x0.2"), help="Edges of a voxel, m.  [default: 0.1]")
+@click.option("--shape", callback=triple(int, "10x10x6"), help="Voxels along x, y, z.  [default: 10x10x6]")
+@click.option("--voxel", callback=triple(float, "0.1 or 0.1x0.1x0.2"), help="Edges of a voxel, m.  [default: 0.1]")
 @click.option(
-    "--origin", callback=_numbers(float, 3, "0,0,0.4"), help="Lowest corner of the volume, m.  [default: 0,0,0.4]"
+    "--origin", callback=triple(float, "0,0,0.4"), help="Lowest corner of the volume, m.  [default: 0,0,0.4]"
 )
 @click.option(
     "--layout",

@@ -11,49 +11,9 @@ import h5py
 import numpy as np
 
 from ..data import Grid, Materials
+from ..data.materials import MOST_MATERIALS, RADIATION_LENGTHS, materials_of
+from ..errors import UserError
 from .native import SimulationError
-
-# Radiation lengths, m (PDG, Atomic and nuclear properties of materials; silica is quartz glass).
-RADIATION_LENGTHS = {
-    "air": 303.9,
-    "water": 0.3608,
-    "beryllium": 0.3528,
-    "graphite": 0.1932,
-    "silica": 0.1229,
-    "concrete": 0.1155,
-    "silicon": 0.0937,
-    "aluminium": 0.08897,
-    "steel": 0.01782,
-    "iron": 0.01757,
-    "copper": 0.01436,
-    "lead": 0.005612,
-    "tungsten": 0.003504,
-    "uranium": 0.003166,
-}
-MOST_MATERIALS = 256  # a byte each
-
-
-def materials_of(names: Sequence[str]) -> Materials:
-    """Materials by name, or as NAME=X0 with a radiation length in m of one's own. Raises SimulationError."""
-    chosen: dict[str, float] = {}
-    for word in names:
-        name, given, value = word.partition("=")
-        try:
-            x0 = float(value) if given else RADIATION_LENGTHS[name]
-        except KeyError:
-            known = ", ".join(RADIATION_LENGTHS)
-            raise SimulationError(f"no material '{name}'; known are {known}; others as NAME=X0 in m") from None
-        except ValueError:
-            x0 = np.nan
-        if not (np.isfinite(x0) and x0 > 0 and name):
-            raise SimulationError(f"material '{word}', expected NAME=X0 with a radiation length above 0 m")
-        if name in chosen:
-            raise SimulationError(f"material '{name}' is named twice")
-        chosen[name] = x0
-    if not 1 <= len(chosen) <= MOST_MATERIALS:
-        raise SimulationError(f"{len(chosen)} materials, expected 1 to {MOST_MATERIALS}")
-    return Materials(tuple(chosen), tuple(chosen.values()))
-
 
 @dataclass(frozen=True)
 class Box:
@@ -198,7 +158,7 @@ def read_maps(path, materials: Materials, voxel_size, origin) -> Maps:
             volumes, materials = _named(volumes, materials)
         elif volumes.dtype.kind not in "iu" or volumes.min() < 0 or volumes.max() >= len(materials.names):
             raise SimulationError(f"material must hold names, or numbers from 0 to {len(materials.names) - 1}")
-    except SimulationError as error:
+    except UserError as error:
         raise SimulationError(f"{path}: {error}") from None
     grid = Grid(
         tuple(map(int, volumes.shape[1:])),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..data import Volume, write_scans
+from ..data.materials import commonest
 from .layouts import Layout
 from .native import SimulationError, simulate_muons
 from .source import Detector, Source
@@ -102,8 +103,7 @@ def _simulate(layout: Layout, settings: Settings, group: list[tuple[int, int]]) 
     training = settings.volumes - round(settings.validation * settings.volumes)
     for (index, count), volume, lengths in zip(group, material, x0):
         split = int(index >= training) if settings.splits is None else int(settings.splits[index])
-        background = int(np.bincount(volume.ravel()).argmax())
-        volumes.append(Volume(muons[first : first + count], index, split, lengths, volume, background))
+        volumes.append(Volume(muons[first : first + count], index, split, lengths, volume, commonest(volume)))
         first += count
     return volumes, int(aimed.sum())
 
