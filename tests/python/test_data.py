@@ -361,6 +361,20 @@ def test_features_by_hand():
     torch.testing.assert_close(x[:, 0], expected)
 
 
+def test_a_voxel_sees_the_nearest_muons():
+    """Rows of what it sees of all muons, chosen and ordered by the distance of their PoCA."""
+    generator = torch.Generator().manual_seed(1)
+    muons = torch.rand(30, 8, generator=generator)
+    centres = torch.from_numpy(GRID.centres())
+    every, seen = voxel_features(muons, centres), voxel_features(muons, centres, 7)
+    assert seen.shape == (len(centres), 7, len(FEATURES))
+    for voxel, rows in zip(every, seen):
+        order = voxel[:, 8].argsort(stable=True)[:7]
+        torch.testing.assert_close(rows, voxel[order])
+    for enough in (30, 31):
+        assert torch.equal(voxel_features(muons, centres, enough), every)
+
+
 def test_centres_follow_the_order_of_the_voxels():
     centres = GRID.centres().reshape(*GRID.shape, 3)
     assert centres.dtype == np.float32

@@ -1,6 +1,7 @@
 """Training and prediction: the recipe's parts by hand, empty and nearly empty volumes, repeatability, checkpoints."""
 
 import dataclasses
+import io
 import warnings
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from muvox import checkpoint as checkpoints
 from muvox.checkpoint import CheckpointError
 from muvox.data import COLUMNS, Grid, ScanError, Scans, Volume, write_scans
 from muvox.data.features import MUON_COLUMNS, muon_features, voxel_features
+from muvox.display import training_progress
 from muvox.predict import MismatchError, predict, predict_volume
-from muvox.train import Settings, TrainingError, class_weights, one_cycle, train, turn, voxel_loss
+from muvox.train import Settings, TrainingData, TrainingError, class_weights, one_cycle, train, turn, voxel_loss
+from muvox.train.loop import settings_of
 
 DATA = Path(__file__).parents[1] / "data"
 TINY, SAMPLE = DATA / "tiny.h5", DATA / "x0net250-sample.h5"
@@ -127,6 +131,43 @@ def test_checkpoints_give_the_same_predictions(tmp_path, norm):
     assert not loaded.net.training
     with Scans(TINY, MUON_COLUMNS) as scans:
         assert np.array_equal(predict_volume(loaded, scans, 4), predict_volume(state, scans, 4))
+
+
+def test_training_and_prediction_see_the_same_muons(tmp_path):
+    """Those nearest to each voxel; a checkpoint knows how many, one from before there was a choice shows all."""
+    state = run(muons=0, nearest=20, crop=0, mirror=False, batch=1, out=tmp_path)
+    loaded = checkpoints.load(tmp_path / "last.pt")
+    assert loaded.nearest == 20
+    with Scans(TINY, MUON_COLUMNS) as scans, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = TrainingData(scans, Settings(batch=1, crop=0, mirror=False, nearest=20))
+        batch = data.batch(0)
+        index = next(v for v in data.training if np.array_equal(scans.material(v).ravel(), batch.material[0]))
+        with torch.no_grad():
+            said = loaded.net(*batch.input(20))[0].numpy()
+        np.testing.assert_array_equal(predict_volume(loaded, scans, index), said)
+        assert scans.count(index) > 20
+        everything = dataclasses.replace(state, nearest=0)
+        assert np.abs(predict_volume(everything, scans, index) - said).max() > 1e-3
+    saved = torch.load(tmp_path / "last.pt", weights_only=True)
+    del saved["nearest"], saved["history"]["settings"]["nearest"]
+    torch.save(saved, tmp_path / "last.pt")
+    earlier = checkpoints.load(tmp_path / "last.pt")
+    assert earlier.nearest == 0 and settings_of(earlier).nearest == 0
+
+
+def test_validation_is_reported_volume_by_volume():
+    told = []
+    with Scans(TINY, MUON_COLUMNS) as scans, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = dataclasses.replace(QUICK, steps=4, evaluations=2, validation=3)
+        train(scans, settings, validating=lambda *done: told.append(done))
+    assert told == 2 * [(1, 3), (2, 3), (3, 3)]
+    shown = io.StringIO()
+    with training_progress(Console(file=shown, force_terminal=True, width=120), 4) as (report, validating):
+        report(1, 1.5, {})
+        validating(1, 3)
+    assert "training" in shown.getvalue() and "validating 1/3" in shown.getvalue()
 
 
 def test_best_is_the_checkpoint_with_the_lowest_validation_loss(tmp_path):

@@ -40,14 +40,15 @@ def predict_volume(checkpoint: Checkpoint, scans: Scans, index: int, muons: int 
     ln X0; `scans` must be opened with features.MUON_COLUMNS.
 
     `muons` > 0: as many are drawn, with a generator of its own for every volume_id; 0: all are used. The volume is
-    predicted alone, so nothing depends on what else is in the file. A volume without muons gets the prior.
+    predicted alone, so nothing depends on what else is in the file. Of these muons each voxel sees as many as in
+    training (`checkpoint.nearest`). A volume without muons gets the prior.
     """
     rows = drawn_muons(scans, index, muons, seed)
     grid = checkpoint.grid
     if not len(rows):
         return np.repeat(np.float32(checkpoint.prior)[:, None], grid.voxels, axis=1)
     device = next(checkpoint.net.parameters()).device
-    x = voxel_features(torch.from_numpy(muon_features(rows)), torch.from_numpy(grid.centres()))
+    x = voxel_features(torch.from_numpy(muon_features(rows)), torch.from_numpy(grid.centres()), checkpoint.nearest)
     return checkpoint.decode(checkpoint.net(x[None].to(device)))[0].float().cpu().numpy()
 
 

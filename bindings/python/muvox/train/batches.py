@@ -34,16 +34,19 @@ class Batch(NamedTuple):
     log_x0: torch.Tensor  # float32, X0 in m
     block: torch.Tensor  # bool
 
-    def input(self, ragged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """VoxelNet's x and splits: (volumes, voxels, muons, 9) and None, or (rows, 9) and (volumes * voxels + 1)."""
-        if not ragged:
-            return voxel_features(self.muons.view(len(self.counts), -1, self.muons.shape[1]), self.centres), None
-        rows = [
-            voxel_features(muons, centres).flatten(0, 1)
+    def input(self, nearest: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """VoxelNet's x and splits: (volumes, voxels, muons, 9) and None, or, of volumes that show different numbers of
+        muons, (rows, 9) and (volumes * voxels + 1). `nearest`: see `voxel_features`.
+        """
+        each = [
+            voxel_features(muons, centres, nearest)
             for muons, centres in zip(self.muons.split(self.counts.tolist()), self.centres)
         ]
-        sizes = self.counts.repeat_interleave(self.centres.shape[1])
-        return torch.cat(rows), torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+        sizes = torch.tensor([x.shape[1] for x in each])
+        if (sizes == sizes[0]).all():
+            return torch.stack(each), None
+        sizes = sizes.repeat_interleave(self.centres.shape[1])
+        return torch.cat([x.flatten(0, 1) for x in each]), torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 
 
 def turn(muons: np.ndarray, material: np.ndarray, grid: Grid, flip_x: bool, flip_y: bool, swap: bool):
@@ -202,12 +205,18 @@ class TrainingData:
             return log_x0_loss(prediction, batch.log_x0, batch.block, self.weights)
         return voxel_loss(prediction, batch.material, batch.block, self.weights)
 
-    def validate(self, state: Checkpoint) -> dict[str, float]:
-        """Loss, accuracy and block AUC on the validation volumes, all muons; empty if there are none."""
+    def validate(self, state: Checkpoint, report: Callable[[int, int], None] = lambda *_: None) -> dict[str, float]:
+        """Loss, accuracy and block AUC on the validation volumes, whole and with all muons; empty if there are none.
+
+        `report` is called with the number of volumes done and that of all.
+        """
         if not len(self.validation):
             return {}
-        volumes = [int(v) for v in self.validation]
-        said = np.stack([predict_volume(state, self.scans, v) for v in volumes])
+        volumes, each = [int(v) for v in self.validation], []
+        for done, index in enumerate(volumes, start=1):
+            each.append(predict_volume(state, self.scans, index))
+            report(done, len(volumes))
+        said = np.stack(each)
         material = np.stack([self.scans.material(v).reshape(-1) for v in volumes])
         block = material != self.scans.background[self.validation][:, None]
         if state.target == "log_x0":

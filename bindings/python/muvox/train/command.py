@@ -48,6 +48,11 @@ def _number(least: float = 0, open: bool = False):
 @_option("batch", count, "Volumes of a step.")
 @_option("muons", click.IntRange(min=0), "Muons drawn of every volume in a step; 0: all.")
 @_option(
+    "nearest",
+    click.IntRange(min=0),
+    "Of these each voxel sees only so many, with the nearest PoCAs, in training and in prediction; 0: all.",
+)
+@_option(
     "crop",
     click.IntRange(min=0),
     "Train on random boxes of at most this many voxels a side: quicker; 0: whole volumes.",
@@ -104,9 +109,16 @@ def train(context, scans: Path, out: Path, resume, overwrite, save_every, worker
         done = old.step if old is not None else 0
         _tell(console, data, out, old)
         try:
-            with training_progress(console, settings.steps, done) as report:
+            with training_progress(console, settings.steps, done) as (report, validating):
                 state = run_training(
-                    data, settings, run, report, resume=resume, save_every=save_every, workers=workers
+                    data,
+                    settings,
+                    run,
+                    report,
+                    validating=validating,
+                    resume=resume,
+                    save_every=save_every,
+                    workers=workers,
                 )
         except (KeyboardInterrupt, SystemExit):
             if (out / "last.pt").exists():
