@@ -382,6 +382,17 @@ def test_centres_follow_the_order_of_the_voxels():
     np.testing.assert_array_equal(GRID.part((1, 0, 2), (1, 2, 2)).centres().reshape(1, 2, 2, 3), centres[1:, :2, 2:])
 
 
+def test_boxes_hold_every_voxel():
+    grid = Grid((5, 4, 3), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    boxes = grid.boxes((3, 2, 3))
+    assert boxes.shape == (2 * 2 * 1, 18) and set(boxes.ravel()) == set(range(60))
+    assert grid.boxes((5, 4, 3)).tolist() == [list(range(60))]
+    for box in boxes:  # each looks like the first, elsewhere
+        places = np.array(np.unravel_index(box, grid.shape))
+        np.testing.assert_array_equal(places - places[:, :1], np.indices((3, 2, 3)).reshape(3, -1))
+    assert sorted(boxes[:, 0]) == [0, 2 * 3, 2 * 12, 2 * 12 + 2 * 3]  # they begin at x 0 and 2, y 0 and 2
+
+
 def test_muons_are_repeated_only_when_there_are_too_few():
     rng = np.random.default_rng(0)
     assert sorted(draw(rng, 6, 6)) == list(range(6))

@@ -150,10 +150,32 @@ def test_training_and_prediction_see_the_same_muons(tmp_path):
         everything = dataclasses.replace(state, nearest=0)
         assert np.abs(predict_volume(everything, scans, index) - said).max() > 1e-3
     saved = torch.load(tmp_path / "last.pt", weights_only=True)
-    del saved["nearest"], saved["history"]["settings"]["nearest"]
+    del saved["nearest"], saved["box"], saved["history"]["settings"]["nearest"]
     torch.save(saved, tmp_path / "last.pt")
     earlier = checkpoints.load(tmp_path / "last.pt")
-    assert earlier.nearest == 0 and settings_of(earlier).nearest == 0
+    assert (earlier.nearest, earlier.box) == (0, ()) and settings_of(earlier).nearest == 0
+
+
+@pytest.mark.parametrize("target", ["classes", "log_x0"])
+def test_a_volume_is_predicted_in_boxes_like_those_of_training(target, monkeypatch):
+    """By hand: the network on each box alone, what it says of a voxel averaged over the boxes that hold it."""
+    state = run(muons=0, nearest=8, crop=4, target=target)
+    assert state.box == (4, 4, 4) and state.grid.shape == (6, 6, 6)
+    part = checkpoints.on_grid(state.net, state.grid.part((1, 0, 2), state.box), 5, "batch", target).eval()
+    with Scans(TINY, MUON_COLUMNS) as scans, torch.no_grad():
+        muons, numbers = torch.from_numpy(muon_features(scans.muons(4))), np.arange(216).reshape(6, 6, 6)
+        total, count = np.zeros((len(state.prior), 216)), np.zeros(216)
+        for x, y, z in np.ndindex(2, 2, 2):
+            box = numbers[2 * x : 2 * x + 4, 2 * y : 2 * y + 4, 2 * z : 2 * z + 4].ravel()
+            seen = voxel_features(muons, torch.from_numpy(state.grid.centres()[box]), 8)
+            total[:, box] += state.decode(part(seen[None]))[0].numpy()
+            count[box] += 1
+        expected = total / count
+        if target == "classes":
+            expected -= np.log(np.exp(expected).sum(0))
+        np.testing.assert_allclose(predict_volume(state, scans, 4), expected, rtol=1e-4, atol=1e-5)
+        monkeypatch.setattr("muvox.predict.PAIRS", 3 * 64**2)  # three boxes at once: 3, 3 and 2
+        np.testing.assert_allclose(predict_volume(state, scans, 4), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_validation_is_reported_volume_by_volume():

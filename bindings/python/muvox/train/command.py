@@ -55,7 +55,7 @@ def _number(least: float = 0, open: bool = False):
 @_option(
     "crop",
     click.IntRange(min=0),
-    "Train on random boxes of at most this many voxels a side: quicker; 0: whole volumes.",
+    "Train on, and predict in, boxes of at most this many voxels a side: quicker; 0: whole volumes.",
 )
 @click.option(
     "--mirror/--no-mirror",
@@ -164,7 +164,7 @@ def _same_settings(context, old: Checkpoint, given: Settings, out: Path) -> Sett
 def _tell(console: Console, data: Scans, out: Path, old: Checkpoint | None) -> None:
     counts = np.diff(data.row_splits)
     volumes = " and ".join(f"{len(data.of_split(split))} {split}" for split in ("training", "validation"))
-    said = f"{data.path}: {volumes} volumes of {data.grid}, {counts.min(initial=0)} to {counts.max(initial=0)} muons"
+    said = f"{data.path}: {volumes} volumes of {data.grid}, {min(counts, default=0)} to {max(counts, default=0)} muons"
     console.print(said, highlight=False, soft_wrap=True)
     (low, high), (near, far) = LIMITS["pred_x0"], LIMITS["poca"]
     console.print(

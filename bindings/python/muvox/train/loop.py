@@ -101,6 +101,7 @@ class _Training:
             settings.norm,
             settings.muons,
             nearest=settings.nearest,
+            box=tuple(data.shape),
             target=settings.target,
             history=dict(settings=dataclasses.asdict(settings), loss=[], lr=[], seconds=[], validation=[]),
         )

@@ -26,18 +26,16 @@ class Settings:
         patience: evaluations without a lower validation loss after which training stops; 0: never
         seed: of everything random
         device: where the network runs
-        crop: n > 0 trains on random boxes of at most n voxels a side, which is much quicker; the network predicts whole
-            volumes all the same
+        crop: n > 0 trains on random boxes of at most n voxels a side, which is much quicker; a whole volume is then
+            predicted in such boxes, too
         mirror: trains on random mirror images and quarter turns about the vertical
-        evaluations: spread over the run, each on at most `validation` volumes, whole whatever `crop` is: what a box
-            alone shows is much worse. By default, and on the default volumes of `muvox simulate`, they take a sixth of
-            the time
+        evaluations: spread over the run, each on at most `validation` volumes, with all their muons
     """
 
-    steps: int = 3000
+    steps: int = 4000
     batch: int = 4
     muons: int = 0
-    nearest: int = 64
+    nearest: int = 32
     target: str = "classes"
     norm: str = "batch"
     recalibration: int = 50
@@ -50,7 +48,7 @@ class Settings:
     crop: int = 4
     mirror: bool = True
     evaluations: int = 5
-    validation: int = 8
+    validation: int = 40
 
 
 def one_cycle(step: int, steps: int, peak: float) -> float:
