@@ -31,7 +31,7 @@ class Checkpoint:
     recorded. `target`: "classes", or "log_x0" for a network that gives ln X0 (X0 in m) with its uncertainty; `prior` is
     then mean and logarithm of the variance of ln X0. `training`: what a run needs to go on from here, or empty.
     `nearest`: how many muons each voxel sees, those whose PoCA is nearest to it; 0 for all. `box`: voxels (x, y, z) of
-    the boxes that a volume is predicted in, those of training; empty for the whole volume at once.
+    the boxes that a volume is predicted in; empty for the whole volume at once.
     """
 
     net: torch.nn.Module

@@ -72,7 +72,7 @@ class Grid:
         return Grid(shape, origin, self.voxel_size)
 
     def boxes(self, shape: tuple[int, ...]) -> np.ndarray:
-        """(boxes, voxels of one) int64 numbers of voxels in as few boxes of this shape as hold all; they may overlap."""
+        """(boxes, voxels of one) int64 numbers of voxels in as few boxes of a shape as hold all; they may overlap."""
         numbers = np.arange(self.voxels).reshape(self.shape)
         every = np.lib.stride_tricks.sliding_window_view(numbers, shape)
         starts = [sorted({*range(0, side - n, n), side - n}) for side, n in zip(self.shape, shape)]

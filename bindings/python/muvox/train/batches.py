@@ -73,9 +73,9 @@ def turn(muons: np.ndarray, material: np.ndarray, grid: Grid, flip_x: bool, flip
 class TrainingData:
     """Batches and validation of `scans`, opened with columns `features.MUON_COLUMNS`.
 
-    Attributes: `training` and `validation`, numbers of the volumes used; `shape` of the boxes trained on; `weights` of
-    background and block voxels in the loss; `prior`, the prediction without muons (see `Checkpoint`); `cut`, share of
-    the muons whose values are cut, by column. Volumes without muons are left out with a warning.
+    Attributes: `training` and `validation`, numbers of the volumes used; `shape` of the boxes trained on, `box`, that of
+    the boxes predicted in (see `Settings.crop`); `weights` of background and block voxels in the loss; `prior`, the
+    prediction without muons (see `Checkpoint`); `cut`, share of the muons whose values are cut, by column. Volumes without muons are left out with a warning.
     Raises ScanError for data that cannot be trained on.
     """
 
@@ -84,6 +84,7 @@ class TrainingData:
             raise ScanError(f"{scans.path}: no truth (x0, material, background), cannot train")
         self.scans, self.settings = scans, settings
         self.shape = tuple(min(settings.crop or side, side) for side in scans.grid.shape)
+        self.box = tuple(min(n + (n + 1) // 2, side) for n, side in zip(self.shape, scans.grid.shape))
         self.training = self._with_muons("training")
         if not len(self.training):
             raise ScanError(f"{scans.path}: no training volume with muons")

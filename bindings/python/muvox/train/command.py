@@ -55,7 +55,7 @@ def _number(least: float = 0, open: bool = False):
 @_option(
     "crop",
     click.IntRange(min=0),
-    "Train on, and predict in, boxes of at most this many voxels a side: quicker; 0: whole volumes.",
+    "Train on boxes of at most so many voxels a side, predict in boxes half as large again; 0: whole volumes.",
 )
 @click.option(
     "--mirror/--no-mirror",

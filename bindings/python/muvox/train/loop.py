@@ -101,7 +101,7 @@ class _Training:
             settings.norm,
             settings.muons,
             nearest=settings.nearest,
-            box=tuple(data.shape),
+            box=data.box,
             target=settings.target,
             history=dict(settings=dataclasses.asdict(settings), loss=[], lr=[], seconds=[], validation=[]),
         )

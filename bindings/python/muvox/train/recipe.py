@@ -26,8 +26,8 @@ class Settings:
         patience: evaluations without a lower validation loss after which training stops; 0: never
         seed: of everything random
         device: where the network runs
-        crop: n > 0 trains on random boxes of at most n voxels a side, which is much quicker; a whole volume is then
-            predicted in such boxes, too
+        crop: n > 0 trains on random boxes of at most n voxels a side, which is much quicker. A whole volume is then
+            predicted in boxes of half as many again a side: more to see helps, but not ten times as much
         mirror: trains on random mirror images and quarter turns about the vertical
         evaluations: spread over the run, each on at most `validation` volumes, with all their muons
     """
@@ -48,7 +48,7 @@ class Settings:
     crop: int = 4
     mirror: bool = True
     evaluations: int = 5
-    validation: int = 40
+    validation: int = 20
 
 
 def one_cycle(step: int, steps: int, peak: float) -> float:
