@@ -340,11 +340,36 @@ def test_features_by_hand():
     torch.testing.assert_close(x[:, 0], expected)
 
 
+def test_a_voxel_sees_the_nearest_muons():
+    """Rows of what it sees of all muons, chosen and ordered by the distance of their PoCA."""
+    generator = torch.Generator().manual_seed(1)
+    muons = torch.rand(30, 8, generator=generator)
+    centres = torch.from_numpy(GRID.centres())
+    every, seen = voxel_features(muons, centres), voxel_features(muons, centres, 7)
+    assert seen.shape == (len(centres), 7, len(FEATURES))
+    for voxel, rows in zip(every, seen):
+        order = voxel[:, 8].argsort(stable=True)[:7]
+        torch.testing.assert_close(rows, voxel[order])
+    for enough in (30, 31):
+        assert torch.equal(voxel_features(muons, centres, enough), every)
+
+
 def test_centres_follow_the_order_of_the_voxels():
     centres = GRID.centres().reshape(*GRID.shape, 3)
     assert centres.dtype == np.float32
     np.testing.assert_allclose(centres[1, 2, 3], [0.15, -0.5, 1.45], rtol=1e-6)
     np.testing.assert_array_equal(GRID.part((1, 0, 2), (1, 2, 2)).centres().reshape(1, 2, 2, 3), centres[1:, :2, 2:])
+
+
+def test_boxes_hold_every_voxel():
+    grid = Grid((5, 4, 3), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    boxes = grid.boxes((3, 2, 3))
+    assert boxes.shape == (2 * 2 * 1, 18) and set(boxes.ravel()) == set(range(60))
+    assert grid.boxes((5, 4, 3)).tolist() == [list(range(60))]
+    for box in boxes:  # each looks like the first, elsewhere
+        places = np.array(np.unravel_index(box, grid.shape))
+        np.testing.assert_array_equal(places - places[:, :1], np.indices((3, 2, 3)).reshape(3, -1))
+    assert sorted(boxes[:, 0]) == [0, 2 * 3, 2 * 12, 2 * 12 + 2 * 3]  # they begin at x 0 and 2, y 0 and 2
 
 
 def test_muons_are_repeated_only_when_there_are_too_few():

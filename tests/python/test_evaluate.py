@@ -26,6 +26,7 @@ from muvox.metrics import evaluate_log_x0, rise, roc_auc, roc_curve
 from muvox.nn.norms import RunningBatchNorm2d
 from muvox.predict import log_x0_moments, predict_volume
 from muvox.train import Settings, TrainingData, log_x0_loss
+from muvox.train.batches import Batch
 from muvox.train.recalibrate import recalibrate
 
 DATA = Path(__file__).parents[1] / "data"
@@ -213,8 +214,8 @@ def test_recalibrated_norms_have_the_moments_of_the_batches():
         data = TrainingData(scans, settings)
         net = build(scans.grid.part((0, 0, 0), data.shape), 5, "lumin")
         momentum = net.mu_norm.mom
-        recalibrate(net, lambda: data.recalibration_batches(10), ragged=False)
-        x = torch.cat([batch.input(False)[0] for batch in data.recalibration_batches(10)]).double().flatten(0, 2)
+        recalibrate(net, lambda: data.recalibration_batches(10), nearest=5)
+        x = torch.cat([batch.input(5)[0] for batch in data.recalibration_batches(10)]).double().flatten(0, 2)
     norm = net.mu_norm
     assert isinstance(norm, RunningBatchNorm2d) and norm.mom == momentum and not net.training
     mean = norm.sums.flatten().double() / norm.count
@@ -225,11 +226,21 @@ def test_recalibrated_norms_have_the_moments_of_the_batches():
 
 
 def test_all_muons_train_as_drawn_ones_do():
-    """A ragged batch of equal counts is the uniform batch."""
+    """Volumes of different numbers of muons, side by side in a ragged batch, are what each is alone."""
     with Scans(TINY, MUON_COLUMNS) as scans, pytest.warns(UserWarning, match="left out"):
-        batch = TrainingData(scans, Settings(batch=2, muons=12, crop=2)).batch(0)
+        batch = TrainingData(scans, Settings(batch=7, muons=0, crop=2)).batch(0)
         net = build(scans.grid.part((0, 0, 0), (2, 2, 2)), 5, "batch").eval()
-    torch.testing.assert_close(net(*batch.input(True)), net(*batch.input(False)), rtol=1e-4, atol=1e-5)
+    assert sorted(batch.counts.tolist()) == [2, 6, 23, 56, 99, 133, 257]
+    for nearest in (0, 10):
+        x, splits = batch.input(nearest)
+        sizes = batch.counts.clamp(max=nearest or 1000)
+        assert splits.diff().tolist() == sizes.repeat_interleave(8).tolist() and len(x) == 8 * sizes.sum()
+        together = net(x, splits)
+        for volume, muons in enumerate(batch.muons.split(batch.counts.tolist())):
+            one = Batch(muons, batch.counts[volume : volume + 1], *(part[volume : volume + 1] for part in batch[2:]))
+            alone, none = one.input(nearest)
+            assert none is None
+            torch.testing.assert_close(net(alone)[0], together[volume], rtol=1e-4, atol=1e-5)
 
 
 def test_muons_with_cut_values_are_counted_and_told(tmp_path):

@@ -33,6 +33,7 @@ SETTINGS = {
     "classes, drawn muons": QUICK,
     "LUMIN's norm, recalibrated": dataclasses.replace(QUICK, norm="lumin", recalibration=3, lr=0.01),
     "ln X0, all muons": dataclasses.replace(QUICK, steps=6, target="log_x0", muons=0, crop=2),
+    "all muons, the nearest of each voxel": dataclasses.replace(QUICK, muons=0, nearest=10),
     "stopped early": dataclasses.replace(QUICK, steps=14, evaluations=14, patience=2, lr=0.1),
 }
 LONGER = dataclasses.replace(QUICK, steps=50, evaluations=5)

@@ -1,6 +1,7 @@
 """Training and prediction: the recipe's parts by hand, empty and nearly empty volumes, repeatability, checkpoints."""
 
 import dataclasses
+import io
 import warnings
 from pathlib import Path
 
@@ -8,13 +9,18 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from rich.console import Console
 
 from muvox import checkpoint as checkpoints
 from muvox.checkpoint import CheckpointError
+from muvox.cli import muvox as command
 from muvox.data import COLUMNS, Grid, ScanError, Scans, Volume, write_scans
 from muvox.data.features import MUON_COLUMNS, muon_features, voxel_features
+from muvox.display import training_progress
 from muvox.predict import MismatchError, predict, predict_volume
-from muvox.train import Settings, TrainingError, class_weights, one_cycle, train, turn, voxel_loss
+from muvox.train import Settings, TrainingData, TrainingError, class_weights, one_cycle, train, turn, voxel_loss
+from muvox.train.loop import settings_of
 
 DATA = Path(__file__).parents[1] / "data"
 TINY, SAMPLE = DATA / "tiny.h5", DATA / "x0net250-sample.h5"
@@ -118,6 +124,18 @@ def test_training_learns():
     assert np.mean(loss[-10:]) < 0.6 * np.mean(loss[:5])
 
 
+@pytest.mark.slow
+def test_the_defaults_learn_from_simulated_scans(tmp_path):
+    """As many muons a voxel as by default, fewer volumes and steps: the material is far from guessed (0.53)."""
+    path = tmp_path / "scans.h5"
+    arguments = ["simulate", "--out", str(path), "--volumes", "80", "--shape", "6x6x6", "--muons", "360"]
+    assert CliRunner().invoke(command, arguments).exit_code == 0
+    torch.set_num_threads(1)
+    with Scans(path, MUON_COLUMNS) as scans:
+        metrics = train(scans, Settings(steps=500, evaluations=1)).history["validation"][-1]
+    assert metrics["accuracy"] > 0.7 and metrics["auc"] > 0.7
+
+
 @pytest.mark.parametrize("norm", ["batch", "lumin"])
 def test_checkpoints_give_the_same_predictions(tmp_path, norm):
     state = run(norm=norm, out=tmp_path)
@@ -127,6 +145,69 @@ def test_checkpoints_give_the_same_predictions(tmp_path, norm):
     assert not loaded.net.training
     with Scans(TINY, MUON_COLUMNS) as scans:
         assert np.array_equal(predict_volume(loaded, scans, 4), predict_volume(state, scans, 4))
+
+
+def test_training_and_prediction_see_the_same_muons(tmp_path):
+    """Those nearest to each voxel; a checkpoint knows how many, one from before there was a choice shows all."""
+    state = run(muons=0, nearest=20, crop=0, mirror=False, batch=1, out=tmp_path)
+    loaded = checkpoints.load(tmp_path / "last.pt")
+    assert loaded.nearest == 20
+    with Scans(TINY, MUON_COLUMNS) as scans, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = TrainingData(scans, Settings(batch=1, crop=0, mirror=False, nearest=20))
+        batch = data.batch(0)
+        index = next(v for v in data.training if np.array_equal(scans.material(v).ravel(), batch.material[0]))
+        with torch.no_grad():
+            said = loaded.net(*batch.input(20))[0].numpy()
+        np.testing.assert_array_equal(predict_volume(loaded, scans, index), said)
+        assert scans.count(index) > 20
+        everything = dataclasses.replace(state, nearest=0)
+        assert np.abs(predict_volume(everything, scans, index) - said).max() > 1e-3
+    saved = torch.load(tmp_path / "last.pt", weights_only=True)
+    del saved["nearest"], saved["box"], saved["history"]["settings"]["nearest"]
+    torch.save(saved, tmp_path / "last.pt")
+    earlier = checkpoints.load(tmp_path / "last.pt")
+    assert (earlier.nearest, earlier.box) == (0, ()) and settings_of(earlier).nearest == 0
+
+
+@pytest.mark.parametrize("target", ["classes", "log_x0"])
+def test_a_volume_is_predicted_in_boxes(target, monkeypatch):
+    """By hand: the network on each box alone, what it says of a voxel averaged over the boxes that hold it."""
+    state = run(muons=0, nearest=8, crop=3, target=target)
+    assert state.box == (5, 5, 5) and state.grid.shape == (6, 6, 6)
+    state.box = (4, 4, 4)
+    part = checkpoints.on_grid(state.net, state.grid.part((1, 0, 2), state.box), 5, "batch", target).eval()
+    with Scans(TINY, MUON_COLUMNS) as scans, torch.no_grad():
+        muons, numbers = torch.from_numpy(muon_features(scans.muons(4))), np.arange(216).reshape(6, 6, 6)
+        total, count = np.zeros((len(state.prior), 216)), np.zeros(216)
+        for x, y, z in np.ndindex(2, 2, 2):
+            box = numbers[2 * x : 2 * x + 4, 2 * y : 2 * y + 4, 2 * z : 2 * z + 4].ravel()
+            seen = voxel_features(muons, torch.from_numpy(state.grid.centres()[box]), 8)
+            total[:, box] += state.decode(part(seen[None]))[0].numpy()
+            count[box] += 1
+        expected = total / count
+        if target == "classes":
+            expected -= np.log(np.exp(expected).sum(0))
+        np.testing.assert_allclose(predict_volume(state, scans, 4), expected, rtol=1e-4, atol=1e-5)
+        for crop, box in {0: (6, 6, 6), 2: (3, 3, 3), 3: (5, 5, 5), 5: (6, 6, 6)}.items():
+            with pytest.warns(UserWarning, match="left out"):
+                assert TrainingData(scans, Settings(crop=crop)).box == box
+        monkeypatch.setattr("muvox.predict.PAIRS", 3 * 64**2)  # three boxes at once: 3, 3 and 2
+        np.testing.assert_allclose(predict_volume(state, scans, 4), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_validation_is_reported_volume_by_volume():
+    told = []
+    with Scans(TINY, MUON_COLUMNS) as scans, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = dataclasses.replace(QUICK, steps=4, evaluations=2, validation=3)
+        train(scans, settings, validating=lambda *done: told.append(done))
+    assert told == 2 * [(1, 3), (2, 3), (3, 3)]
+    shown = io.StringIO()
+    with training_progress(Console(file=shown, force_terminal=True, width=120), 4) as (report, validating):
+        report(1, 1.5, {})
+        validating(1, 3)
+    assert "training" in shown.getvalue() and "validating 1/3" in shown.getvalue()
 
 
 def test_best_is_the_checkpoint_with_the_lowest_validation_loss(tmp_path):

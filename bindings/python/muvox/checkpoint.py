@@ -30,6 +30,8 @@ class Checkpoint:
     for an empty volume. `muons`: how many were drawn of a volume in training, 0 for all. `history`: what training
     recorded. `target`: "classes", or "log_x0" for a network that gives ln X0 (X0 in m) with its uncertainty; `prior` is
     then mean and logarithm of the variance of ln X0. `training`: what a run needs to go on from here, or empty.
+    `nearest`: how many muons each voxel sees, those whose PoCA is nearest to it; 0 for all. `box`: voxels (x, y, z) of
+    the boxes that a volume is predicted in; empty for the whole volume at once.
     """
 
     net: torch.nn.Module
@@ -42,6 +44,8 @@ class Checkpoint:
     history: dict = field(default_factory=dict)
     target: str = "classes"
     training: dict = field(default_factory=dict)
+    nearest: int = 0
+    box: tuple[int, ...] = ()
 
     def decode(self, output: torch.Tensor) -> torch.Tensor:
         """What the network gives (volumes, outputs, voxels) as prediction: log-probabilities of the classes as they

@@ -25,7 +25,7 @@ from .train import Settings, class_weights, train
 
 # Boxes of 3 × 3 × 3 voxels cost a fifth of the whole volumes and give more different examples: in the same time they
 # lead to a better network than larger boxes, more muons or larger batches.
-RECIPE = Settings(steps=3500, batch=4, muons=64, crop=3, evaluations=5, validation=40)
+RECIPE = Settings(steps=3500, batch=4, muons=64, nearest=0, crop=3, evaluations=5, validation=40)
 OPERATOR_SIZE = 125, 1000  # sets × rows: a volume of the sample seen by four times its muons
 BLOCKS_SHOWN = ("lead", "iron", "silicon", "graphite")
 
@@ -70,8 +70,11 @@ def demo(scans: Path, out: Path, steps: int, seed: int, threads: int) -> None:
     with Scans(scans, MUON_COLUMNS) as data, Scans(scans, classical.COLUMNS) as tracks:
         out.mkdir(parents=True, exist_ok=True)
         console.print(f"{scans}: {len(data)} volumes of {data.grid}", highlight=False, soft_wrap=True)
-        with training_progress(console, steps) as report, told_warnings(lambda text: console.print(f"{scans}: {text}")):
-            state = train(data, settings, report=report)
+        with (
+            training_progress(console, steps) as (report, validating),
+            told_warnings(lambda text: console.print(f"{scans}: {text}")),
+        ):
+            state = train(data, settings, report=report, validating=validating)
         trained = time.monotonic()
         save(out / "voxelnet.pt", state)
         result = compare(state, data, tracks, console)

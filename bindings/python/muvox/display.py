@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .train import Report
+from .train import Report, Validating
 
 
 @contextlib.contextmanager
@@ -32,8 +32,9 @@ def progress_bar(console: Console, *extra: TextColumn) -> Progress:
 
 
 @contextlib.contextmanager
-def training_progress(console: Console, steps: int, done: int = 0) -> Iterator[Report]:
-    """A bar with loss (running mean) and block AUC, and a line for every evaluation; yields what `train` reports to.
+def training_progress(console: Console, steps: int, done: int = 0) -> Iterator[tuple[Report, Validating]]:
+    """A bar with loss (running mean) and block AUC, and a line for every evaluation; yields the two functions that
+    `train` reports steps and validation volumes to.
 
     `done`: steps of earlier runs.
     """
@@ -58,4 +59,7 @@ def training_progress(console: Console, steps: int, done: int = 0) -> Iterator[R
             auc = f"{metrics['auc']:.3f}" if "auc" in metrics else "–"
             progress.update(task, completed=step, loss=f"{mean:.3f}", auc=auc)
 
-        yield report
+        def validating(done: int, volumes: int) -> None:
+            progress.update(task, description="training" if done == volumes else f"validating {done}/{volumes}")
+
+        yield report, validating

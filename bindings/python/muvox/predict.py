@@ -17,6 +17,7 @@ from .metrics import nearest_material
 from .vti import write_vti
 
 SEED = 17
+PAIRS = 1 << 16  # pairs of voxels looked at at once, but for a box that alone has more
 
 
 class MismatchError(UserError):
@@ -40,15 +41,37 @@ def predict_volume(checkpoint: Checkpoint, scans: Scans, index: int, muons: int 
     ln X0; `scans` must be opened with features.MUON_COLUMNS.
 
     `muons` > 0: as many are drawn, with a generator of its own for every volume_id; 0: all are used. The volume is
-    predicted alone, so nothing depends on what else is in the file. A volume without muons gets the prior.
+    predicted alone, so nothing depends on what else is in the file. Of these muons each voxel sees as many as in
+    training (`checkpoint.nearest`). A volume without muons gets the prior.
     """
     rows = drawn_muons(scans, index, muons, seed)
     grid = checkpoint.grid
     if not len(rows):
         return np.repeat(np.float32(checkpoint.prior)[:, None], grid.voxels, axis=1)
     device = next(checkpoint.net.parameters()).device
-    x = voxel_features(torch.from_numpy(muon_features(rows)), torch.from_numpy(grid.centres()))
-    return checkpoint.decode(checkpoint.net(x[None].to(device)))[0].float().cpu().numpy()
+    x = voxel_features(torch.from_numpy(muon_features(rows)), torch.from_numpy(grid.centres()), checkpoint.nearest)
+    return _in_boxes(checkpoint, checkpoint.net.muon_stage(x[None].to(device))[0]).float().cpu().numpy()
+
+
+def _in_boxes(checkpoint: Checkpoint, x: torch.Tensor) -> torch.Tensor:
+    """Prediction (outputs, voxels) from one vector a voxel, (voxels, F): box after box, mean where boxes overlap.
+
+    The voxel stage sees all voxels of a box. Shown more than in training it takes the background for another material,
+    and its cost grows with the square.
+    """
+    net, grid = checkpoint.net, checkpoint.grid
+    shape = checkpoint.box or grid.shape
+    if tuple(shape) == grid.shape:
+        return checkpoint.decode(net.voxel_stage(x[None]))[0]
+    centres = torch.from_numpy(grid.part((0, 0, 0), shape).centres())
+    total = count = 0
+    boxes = torch.from_numpy(grid.boxes(shape)).to(x.device)
+    for some in boxes.split(max(1, PAIRS // boxes.shape[1] ** 2)):
+        said = checkpoint.decode(net.voxel_stage(x[some], centres)).movedim(1, 0).flatten(1)
+        total = total + said.new_zeros(len(said), grid.voxels).index_add_(1, some.flatten(), said)
+        count = count + torch.bincount(some.flatten(), minlength=grid.voxels)
+    mean = total / count
+    return mean.log_softmax(0) if checkpoint.target == "classes" else mean
 
 
 def log_x0_moments(checkpoint: Checkpoint, said: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,8 @@ metres away and radiation lengths reach 1e3 m; the units keep all columns well a
 import numpy as np
 import torch
 
+from .. import ops
+
 MUON_COLUMNS = (
     "theta_x_in",
     "theta_y_in",
@@ -56,11 +58,19 @@ def muon_features(muons: np.ndarray) -> np.ndarray:
     return np.concatenate([angles * 100, offset * 1000, np.log10(x0), poca], axis=1).astype(np.float32)
 
 
-def voxel_features(muons: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """(…, muons, 8) of `muon_features` and (…, voxels, 3) centres, m -> (…, voxels, muons, 9), VoxelNet's input."""
-    offset = muons[..., None, :, 5:8] - centres[..., None, :]
-    own = muons[..., None, :, :5].expand(*offset.shape[:-1], 5)
-    return torch.cat([own, offset, offset.norm(dim=-1, keepdim=True)], dim=-1)
+def voxel_features(muons: torch.Tensor, centres: torch.Tensor, nearest: int = 0) -> torch.Tensor:
+    """(muons, 8) of `muon_features` and (voxels, 3) centres, m -> (voxels, muons, 9), VoxelNet's input.
+
+    `nearest` > 0: of each voxel only so many muons, those whose PoCA is nearest to its centre, nearest first, or all if
+    there are fewer.
+    """
+    if 0 < nearest < len(muons):
+        rows, _ = ops.knn(muons[:, 5:8].contiguous(), nearest, queries=centres)
+        seen = muons[rows.long()]
+    else:
+        seen = muons.expand(len(centres), *muons.shape)
+    offset = seen[..., 5:8] - centres[:, None]
+    return torch.cat([seen[..., :5], offset, offset.norm(dim=-1, keepdim=True)], dim=-1)
 
 
 def draw(rng: np.random.Generator, available: int, wanted: int) -> np.ndarray:

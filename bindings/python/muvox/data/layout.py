@@ -71,6 +71,13 @@ class Grid:
         origin = tuple(float(o + i * size) for o, i, size in zip(self.origin, first, self.voxel_size))
         return Grid(shape, origin, self.voxel_size)
 
+    def boxes(self, shape: tuple[int, ...]) -> np.ndarray:
+        """(boxes, voxels of one) int64 numbers of voxels in as few boxes of a shape as hold all; they may overlap."""
+        numbers = np.arange(self.voxels).reshape(self.shape)
+        every = np.lib.stride_tricks.sliding_window_view(numbers, shape)
+        starts = [sorted({*range(0, side - n, n), side - n}) for side, n in zip(self.shape, shape)]
+        return every[np.ix_(*starts)].reshape(-1, int(np.prod(shape)))
+
     def __str__(self) -> str:
         size = " × ".join(f"{edge:g}" for edge in self.voxel_size)
         return f"{' × '.join(map(str, self.shape))} voxels of {size} m from {tuple(map(float, self.origin))}"

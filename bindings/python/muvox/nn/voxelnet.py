@@ -76,16 +76,22 @@ class VoxelNet(nn.Module):
         centres (voxels, 3) stand for those of the network, in any number: one compiled graph serves all grids, while
         torch.compile takes the sizes of a module's buffers as fixed.
         """
-        pairs = self.vox_dists if centres is None else voxel_pairs(_checked_centres(centres)).to(self.vox_dists)
+        pairs = self._pairs(centres)
         return self._voxel_stage(self._muon_stage(x, splits, len(pairs)), pairs)
 
     def muon_stage(self, x: Tensor, splits: Tensor | None = None) -> Tensor:
         """One vector a voxel, (volumes, voxels, 2 n_final), from what `forward` takes without centres."""
         return self._muon_stage(x, splits, len(self.vox_dists))
 
-    def voxel_stage(self, x: Tensor) -> Tensor:
-        """Predictions (volumes, n_classes, voxels) from one vector a voxel, (volumes, voxels, 2 n_final)."""
-        return self._voxel_stage(x, self.vox_dists)
+    def voxel_stage(self, x: Tensor, centres: Tensor | None = None) -> Tensor:
+        """Predictions (volumes, n_classes, voxels) from one vector a voxel, (volumes, voxels, 2 n_final).
+
+        centres as in `forward`.
+        """
+        return self._voxel_stage(x, self._pairs(centres))
+
+    def _pairs(self, centres: Tensor | None) -> Tensor:
+        return self.vox_dists if centres is None else voxel_pairs(_checked_centres(centres)).to(self.vox_dists)
 
     def _muon_stage(self, x: Tensor, splits: Tensor | None, voxels: int) -> Tensor:
         volumes = self._volumes(x, splits, voxels)

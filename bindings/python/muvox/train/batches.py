@@ -34,16 +34,19 @@ class Batch(NamedTuple):
     log_x0: torch.Tensor  # float32, X0 in m
     block: torch.Tensor  # bool
 
-    def input(self, ragged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """VoxelNet's x and splits: (volumes, voxels, muons, 9) and None, or (rows, 9) and (volumes * voxels + 1)."""
-        if not ragged:
-            return voxel_features(self.muons.view(len(self.counts), -1, self.muons.shape[1]), self.centres), None
-        rows = [
-            voxel_features(muons, centres).flatten(0, 1)
+    def input(self, nearest: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """VoxelNet's x and splits: (volumes, voxels, muons, 9) and None, or, of volumes that show different numbers of
+        muons, (rows, 9) and (volumes * voxels + 1). `nearest`: see `voxel_features`.
+        """
+        each = [
+            voxel_features(muons, centres, nearest)
             for muons, centres in zip(self.muons.split(self.counts.tolist()), self.centres)
         ]
-        sizes = self.counts.repeat_interleave(self.centres.shape[1])
-        return torch.cat(rows), torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+        sizes = torch.tensor([x.shape[1] for x in each])
+        if (sizes == sizes[0]).all():
+            return torch.stack(each), None
+        sizes = sizes.repeat_interleave(self.centres.shape[1])
+        return torch.cat([x.flatten(0, 1) for x in each]), torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 
 
 def turn(muons: np.ndarray, material: np.ndarray, grid: Grid, flip_x: bool, flip_y: bool, swap: bool):
@@ -70,9 +73,9 @@ def turn(muons: np.ndarray, material: np.ndarray, grid: Grid, flip_x: bool, flip
 class TrainingData:
     """Batches and validation of `scans`, opened with columns `features.MUON_COLUMNS`.
 
-    Attributes: `training` and `validation`, numbers of the volumes used; `shape` of the boxes trained on; `weights` of
-    background and block voxels in the loss; `prior`, the prediction without muons (see `Checkpoint`); `cut`, share of
-    the muons whose values are cut, by column. Volumes without muons are left out with a warning.
+    Attributes: `training` and `validation`, numbers of the volumes used; `shape` of the boxes trained on, `box`, that of
+    the boxes predicted in (see `Settings.crop`); `weights` of background and block voxels in the loss; `prior`, the
+    prediction without muons (see `Checkpoint`); `cut`, share of the muons whose values are cut, by column. Volumes without muons are left out with a warning.
     Raises ScanError for data that cannot be trained on.
     """
 
@@ -81,6 +84,7 @@ class TrainingData:
             raise ScanError(f"{scans.path}: no truth (x0, material, background), cannot train")
         self.scans, self.settings = scans, settings
         self.shape = tuple(min(settings.crop or side, side) for side in scans.grid.shape)
+        self.box = tuple(min(n + (n + 1) // 2, side) for n, side in zip(self.shape, scans.grid.shape))
         self.training = self._with_muons("training")
         if not len(self.training):
             raise ScanError(f"{scans.path}: no training volume with muons")
@@ -202,12 +206,18 @@ class TrainingData:
             return log_x0_loss(prediction, batch.log_x0, batch.block, self.weights)
         return voxel_loss(prediction, batch.material, batch.block, self.weights)
 
-    def validate(self, state: Checkpoint) -> dict[str, float]:
-        """Loss, accuracy and block AUC on the validation volumes, all muons; empty if there are none."""
+    def validate(self, state: Checkpoint, report: Callable[[int, int], None] = lambda *_: None) -> dict[str, float]:
+        """Loss, accuracy and block AUC on the validation volumes, whole and with all muons; empty if there are none.
+
+        `report` is called with the number of volumes done and that of all.
+        """
         if not len(self.validation):
             return {}
-        volumes = [int(v) for v in self.validation]
-        said = np.stack([predict_volume(state, self.scans, v) for v in volumes])
+        volumes, each = [int(v) for v in self.validation], []
+        for done, index in enumerate(volumes, start=1):
+            each.append(predict_volume(state, self.scans, index))
+            report(done, len(volumes))
+        said = np.stack(each)
         material = np.stack([self.scans.material(v).reshape(-1) for v in volumes])
         block = material != self.scans.background[self.validation][:, None]
         if state.target == "log_x0":

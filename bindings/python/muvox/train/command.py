@@ -48,9 +48,14 @@ def _number(least: float = 0, open: bool = False):
 @_option("batch", count, "Volumes of a step.")
 @_option("muons", click.IntRange(min=0), "Muons drawn of every volume in a step; 0: all.")
 @_option(
+    "nearest",
+    click.IntRange(min=0),
+    "Of these each voxel sees only so many, with the nearest PoCAs, in training and in prediction; 0: all.",
+)
+@_option(
     "crop",
     click.IntRange(min=0),
-    "Train on random boxes of at most this many voxels a side: quicker; 0: whole volumes.",
+    "Train on boxes of at most so many voxels a side, predict in boxes half as large again; 0: whole volumes.",
 )
 @click.option(
     "--mirror/--no-mirror",
@@ -104,9 +109,16 @@ def train(context, scans: Path, out: Path, resume, overwrite, save_every, worker
         done = old.step if old is not None else 0
         _tell(console, data, out, old)
         try:
-            with training_progress(console, settings.steps, done) as report:
+            with training_progress(console, settings.steps, done) as (report, validating):
                 state = run_training(
-                    data, settings, run, report, resume=resume, save_every=save_every, workers=workers
+                    data,
+                    settings,
+                    run,
+                    report,
+                    validating=validating,
+                    resume=resume,
+                    save_every=save_every,
+                    workers=workers,
                 )
         except (KeyboardInterrupt, SystemExit):
             if (out / "last.pt").exists():
@@ -152,7 +164,7 @@ def _same_settings(context, old: Checkpoint, given: Settings, out: Path) -> Sett
 def _tell(console: Console, data: Scans, out: Path, old: Checkpoint | None) -> None:
     counts = np.diff(data.row_splits)
     volumes = " and ".join(f"{len(data.of_split(split))} {split}" for split in ("training", "validation"))
-    said = f"{data.path}: {volumes} volumes of {data.grid}, {counts.min(initial=0)} to {counts.max(initial=0)} muons"
+    said = f"{data.path}: {volumes} volumes of {data.grid}, {min(counts, default=0)} to {max(counts, default=0)} muons"
     console.print(said, highlight=False, soft_wrap=True)
     (low, high), (near, far) = LIMITS["pred_x0"], LIMITS["poca"]
     console.print(

@@ -24,6 +24,7 @@ class TrainingError(UserError):
 
 
 Report = Callable[[int, float, dict], None]  # step (from 1), loss, newest entry of history["validation"], or {}
+Validating = Callable[[int, int], None]  # validation volumes done, and all of them
 
 
 def train(
@@ -32,6 +33,7 @@ def train(
     out=None,
     report: Report = lambda *_: None,
     *,
+    validating: Validating = lambda *_: None,
     resume: bool = False,
     save_every: int = 0,
     workers: int = 0,
@@ -45,6 +47,7 @@ def train(
         out: a folder, or a `Run` that is open. `last.pt` is written there at every evaluation and at the end, `best.pt`
             whenever the validation loss is the lowest so far, and `log.csv` step by step
         report: called after each step
+        validating: called after each volume of an evaluation
         resume: goes on from `last.pt` in `out`, if there is one. However often a run was killed and resumed, its
             weights, losses and log.csv are those of an uninterrupted run, bit for bit
         save_every: steps after which `last.pt` is written, besides at evaluations; 0: never
@@ -59,7 +62,9 @@ def train(
     data = TrainingData(scans, settings)
     with contextlib.ExitStack() as stack:
         run = out if out is None or isinstance(out, Run) else stack.enter_context(Run(out, tensorboard))
-        return _Training(data, settings, run, run.last() if run and resume else None).go(report, save_every, workers)
+        return _Training(data, settings, run, run.last() if run and resume else None).go(
+            report, validating, save_every, workers
+        )
 
 
 def is_finished(state: Checkpoint) -> bool:
@@ -70,7 +75,7 @@ def is_finished(state: Checkpoint) -> bool:
 
 def settings_of(state: Checkpoint) -> Settings:
     """The settings that a checkpoint was trained with."""
-    return Settings(**state.history["settings"])
+    return Settings(**{"nearest": 0, **state.history["settings"]})  # earlier checkpoints: voxels saw all muons
 
 
 class _Training:
@@ -95,6 +100,8 @@ class _Training:
             data.prior,
             settings.norm,
             settings.muons,
+            nearest=settings.nearest,
+            box=data.box,
             target=settings.target,
             history=dict(settings=dataclasses.asdict(settings), loss=[], lr=[], seconds=[], validation=[]),
         )
@@ -122,7 +129,7 @@ class _Training:
         # Should no step be left, what was evaluated last is the result.
         self.state.net = old.net
 
-    def go(self, report: Report, save_every: int, workers: int) -> Checkpoint:
+    def go(self, report: Report, validating: Validating, save_every: int, workers: int) -> Checkpoint:
         state, settings, history = self.state, self.settings, self.state.history
         if self.run is not None:
             self.run.start_logs(history)
@@ -131,7 +138,7 @@ class _Training:
         prepare = self.run.let_go if self.run is not None else None
         for batch in self.data.batches(state.step, workers, prepare):
             lr, loss = self._step(batch)
-            metrics = self._evaluate() if _is_due(state.step, settings) else {}
+            metrics = self._evaluate(validating) if _is_due(state.step, settings) else {}
             if self.run is not None:
                 self.run.log(state.step, lr, loss, metrics)
                 if metrics:
@@ -151,7 +158,7 @@ class _Training:
         lr = one_cycle(state.step, settings.steps, settings.lr)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
-        said = state.decode(self.net(*batch.input(ragged=not settings.muons)))
+        said = state.decode(self.net(*batch.input(settings.nearest)))
         loss = self.data.loss(said, batch)
         self.optimiser.zero_grad()
         loss.backward()
@@ -167,14 +174,14 @@ class _Training:
         state.history["seconds"].append(time.perf_counter() - started)
         return lr, value
 
-    def _evaluate(self) -> dict:
+    def _evaluate(self, validating: Validating) -> dict:
         """Metrics of the network as it would be used now; it becomes `state.net`."""
         state = self.state
         net = self._usable()
         if self.settings.norm == "lumin" and self.settings.recalibration:
-            recalibrate(net, lambda: self.data.recalibration_batches(state.step), ragged=not self.settings.muons)
+            recalibrate(net, lambda: self.data.recalibration_batches(state.step), self.settings.nearest)
         state.net = self._on_grid(net)
-        metrics = dict(step=state.step, **self.data.validate(state))
+        metrics = dict(step=state.step, **self.data.validate(state, validating))
         state.history["validation"].append(metrics)
         return metrics
 

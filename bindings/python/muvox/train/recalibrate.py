@@ -16,10 +16,11 @@ WARM = 1000.0  # samples seen: past the warm-up, in which the variance is kept a
 
 
 @torch.no_grad()
-def recalibrate(net: torch.nn.Module, batches: Callable[[], Iterable[Batch]], ragged: bool) -> None:
+def recalibrate(net: torch.nn.Module, batches: Callable[[], Iterable[Batch]], nearest: int = 0) -> None:
     """Sets the statistics of both norms of a VoxelNet to averages over `batches()`; leaves other norms alone.
 
     First those of the muons, then, with them fixed, those of the voxels. The network is left in evaluation mode.
+    `nearest`: see `Batch.input`.
     """
     net.eval()
     for norm, run in ((net.mu_norm, net.muon_stage), (net.vox_norm, net)):
@@ -32,7 +33,7 @@ def recalibrate(net: torch.nn.Module, batches: Callable[[], Iterable[Batch]], ra
         for number, batch in enumerate(batches(), start=1):
             # The momentum at which a batch counts 1/number, which makes plain averages of the running sums.
             norm.mom = 1 - (1 - 1 / number) * math.sqrt(len(batch.counts) - 1 + norm.eps)
-            run(*batch.input(ragged))
+            run(*batch.input(nearest))
         norm.mom = momentum
         norm.batch.fill_(WARM)
         norm.eval()

@@ -14,6 +14,8 @@ class Settings:
         steps: optimiser steps
         batch: volumes of a step
         muons: drawn of every volume anew in each step; 0: all of them, in ragged batches without padding
+        nearest: of these each voxel sees only so many, those whose PoCA is nearest to its centre, in training and in
+            prediction; 0: all. Those far away say little of a voxel and cost as much as the others
         target: "classes" (the material of each voxel) or "log_x0" (ln X0 of each voxel with its uncertainty)
         norm: "batch" for a running norm that is sound at any batch size, "lumin" for LUMIN's
         recalibration: batches of training volumes over which LUMIN's norms are averaged before each evaluation, since
@@ -24,15 +26,16 @@ class Settings:
         patience: evaluations without a lower validation loss after which training stops; 0: never
         seed: of everything random
         device: where the network runs
-        crop: n > 0 trains on random boxes of at most n voxels a side, which is much quicker; the network predicts whole
-            volumes all the same
+        crop: n > 0 trains on random boxes of at most n voxels a side, which is much quicker. A whole volume is then
+            predicted in boxes of half as many again a side: more to see helps, but not ten times as much
         mirror: trains on random mirror images and quarter turns about the vertical
-        evaluations: spread over the run, each on at most `validation` volumes
+        evaluations: spread over the run, each on at most `validation` volumes, with all their muons
     """
 
-    steps: int = 2000
+    steps: int = 4000
     batch: int = 4
-    muons: int = 128
+    muons: int = 0
+    nearest: int = 32
     target: str = "classes"
     norm: str = "batch"
     recalibration: int = 50
@@ -42,10 +45,10 @@ class Settings:
     patience: int = 0
     seed: int = 7
     device: str = "cpu"
-    crop: int = 0
+    crop: int = 4
     mirror: bool = True
-    evaluations: int = 10
-    validation: int = 40
+    evaluations: int = 5
+    validation: int = 20
 
 
 def one_cycle(step: int, steps: int, peak: float) -> float:
