@@ -354,7 +354,7 @@ def test_the_loader_of_the_readme_writes_scans(tmp_path, monkeypatch):
     days = {name: np.random.default_rng(1).random((5, 18), np.float32) for name in ("monday.npy", "tuesday.npy")}
     for name, muons in days.items():
         np.save(name, muons)
-    exec(readme.split("```python\n")[1].split("```")[0], {})
+    exec(readme.split("```py\n")[1].split("```")[0], {})  # `make test` runs what is under ```python as it stands
     with Scans("scans.h5") as scans:
         for got, muons in zip(scans.volumes(), days.values(), strict=True):
             assert np.array_equal(got.muons, muons)
