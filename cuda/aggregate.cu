@@ -92,9 +92,11 @@ extern "C" muvox_status muvox_aggregate_backward_cuda(muvox_context *ctx, const 
         return with_places(a.sets.rows, a.k, [&](auto place) -> muvox_status {
             reverse_list<decltype(place)> list = {};
             workspace                     hold(ctx);
+            backward_memory               memory(ctx);
 
             FORWARD(reverse_neighbours(ctx, "aggregate", a.sets, a.sets, a.neighbours, a.k, &hold, &list));
-            return aggregate_backward<T>(ctx, "aggregate", a, list, weight_gradients<R>{op->grad_weights}, nullptr);
+            return aggregate_backward<T>(ctx, "aggregate", a, list, weight_gradients<R>{op->grad_weights}, nullptr,
+                                         &memory);
         });
     });
 }

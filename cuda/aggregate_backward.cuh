@@ -334,18 +334,26 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
     }
 }
 
+/* What backward takes beside the reverse list. */
+struct backward_memory {
+    workspace shares, bits;
+    explicit backward_memory(muvox_context *ctx) : shares(ctx), bits(ctx)
+    {
+    }
+};
+
 /* grad_feats if it is wanted, and what set_dw makes of the gradients of the weights. words: (N, k) of the workspace
  * that set_dw alone writes to, for each place when it has its gradient; NULL: there are none. */
 template <typename T, typename W, typename P, typename S>
 muvox_status aggregate_backward(muvox_context *ctx, const char *op_name, const aggregate_arguments<W> &a,
-                                const reverse_list<P> &list, const S &set_dw, uint32_t *words)
+                                const reverse_list<P> &list, const S &set_dw, uint32_t *words, backward_memory *memory)
 {
     using R = wide_t<T>;
     const int64_t N = a.sets.rows;
     const bool    has_bits = a.columns.mean >= 0 && a.columns.max >= 0 && a.columns.sum < 0 && a.columns.absmax < 0 &&
                           a.winners.dtype == MUVOX_U8 && a.feats.cols <= MOST_BITS && a.k <= MOST_BITS;
-    const int run = rows_of_run(N, BLOCK / WARP);
-    workspace shares(ctx), bits(ctx);
+    const int  run = rows_of_run(N, BLOCK / WARP);
+    workspace &shares = memory->shares, &bits = memory->bits;
 
     FORWARD(check_launch(ctx, op_name, a));
     FORWARD(check_row_stride(ctx, op_name, "bytes of grad_out", row_bytes(a.grad_out)));

@@ -156,28 +156,36 @@ template <typename R> struct distance_gradients {
     }
 };
 
-/* What backward keeps of the places of the sets that it takes at a time. */
+/* About what backward keeps of the places of the sets that it takes at a time. */
 static const int64_t CHUNK_BYTES = INT64_C(32) << 20;
+
+/* What one part of backward after the other uses. */
+struct gravnet_memory : backward_memory {
+    workspace list, pulls, pulled, packed;
+    explicit gravnet_memory(muvox_context *ctx) : backward_memory(ctx), list(ctx), pulls(ctx), pulled(ctx), packed(ctx)
+    {
+    }
+};
 
 /* order: of the rows, as in aggregate_arguments. */
 template <typename T, typename P>
-static muvox_status backward(muvox_context *ctx, const muvox_gravnet *op, const int32_t *order)
+static muvox_status backward(muvox_context *ctx, const muvox_gravnet *op, const int32_t *order, gravnet_memory *memory)
 {
     using R = wide_t<T>;
     const char *const op_name = "gravnet";
     const int64_t     N = op->sets.rows, k = op->k, d = op->coords.cols;
     muvox_matrix      coords = op->coords;
     reverse_list<P>   list = {};
-    workspace         hold(ctx), pulls(ctx), pulled(ctx), packed(ctx);
+    workspace        &pulls = memory->pulls, &pulled = memory->pulled;
 
-    FORWARD(pack_coords<R>(ctx, op->sets, &packed, &coords));
+    FORWARD(pack_coords<R>(ctx, op->sets, &memory->packed, &coords));
     const auto a = arguments_of<R>(op, op->neighbours, coords, order);
-    FORWARD(reverse_neighbours(ctx, op_name, a.sets, a.sets, a.neighbours, k, &hold, &list));
+    FORWARD(reverse_neighbours(ctx, op_name, a.sets, a.sets, a.neighbours, k, &memory->list, &list));
     if (op->grad_coords.data) FORWARD(pulls.take(op_name, N * k * (int64_t)sizeof(R)));
     if (op->grad_coords.data && d <= PULLED_COLUMNS) FORWARD(pulled.take(op_name, N * d * (int64_t)sizeof(R)));
     FORWARD(aggregate_backward<T>(ctx, op_name, a, list,
                                   distance_gradients<R>{pulls.as<R>(), pulled.as<R>(), (int)d, op->grad_row_weights},
-                                  sizeof(R) == 4 ? pulls.as<uint32_t>() : nullptr));
+                                  sizeof(R) == 4 ? pulls.as<uint32_t>() : nullptr, memory));
     const muvox_matrix kept = {pulls.as<R>(), DTYPE<R>, N, k, k, a.sets.size * k};
     return launch_pull<R>(ctx, op_name,
                           pull_arguments<P>{a.sets, a.sets, coords, coords, a.neighbours, kept, -2 * op->scale, order,
@@ -206,37 +214,48 @@ static muvox_gravnet some_sets(const muvox_gravnet *op, int64_t first, int64_t c
     return part;
 }
 
-/* How many sets of a uniform batch backward takes at a time: parts alike, as what it keeps of each place, 8 bytes
- * and more, should take little memory. */
-static int64_t sets_at_a_time(const muvox_gravnet *op)
+/* Backward takes a uniform batch in parts that are alike, as what it keeps of each place, 8 bytes and more, should take
+ * little memory. No part asks for more than the first, so that nothing is written if there is not enough. */
+static muvox_status parts_of(muvox_context *ctx, const muvox_gravnet *op, int64_t *parts)
 {
-    const int64_t bytes = op->sets.size * op->k * 8, count = op->sets.count;
+    const int64_t bytes = op->sets.rows * op->k * 8, most = op->sets.count / MANY_SETS;
+    muvox_sets    part = op->sets;
+    bool          counted = false;
 
-    if (op->sets.splits || count * bytes <= CHUNK_BYTES) return count;
-    const int64_t most = CHUNK_BYTES / bytes < 1 ? 1 : CHUNK_BYTES / bytes, parts = (count + most - 1) / most;
-    return (count + parts - 1) / parts;
+    *parts = op->sets.splits ? 1 : (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    if (*parts > most) *parts = most;
+    if (*parts > 1) {
+        part.count /= *parts;
+        part.rows = part.count * part.size;
+        FORWARD(places_are_counted(ctx, "gravnet", part, part, op->k, &counted));
+    }
+    if (!counted) *parts = 1;
+    return MUVOX_OK;
 }
 
 extern "C" muvox_status muvox_gravnet_backward_cuda(muvox_context *ctx, const muvox_gravnet *op)
 {
+    const int64_t  count = op->sets.count;
     const int32_t *order;
+    int64_t        parts;
 
     FORWARD(check_gravnet_backward(ctx, op));
     const device_call call(ctx, "gravnet");
     workspace         hold(ctx);
+    gravnet_memory    memory(ctx);
     FORWARD(call.status);
     FORWARD(check_splits_on_device(ctx, "gravnet", "splits", &op->sets));
     if (!op->sets.rows) return MUVOX_OK;
     FORWARD(order_only(ctx, "gravnet", op->sets, op->coords, &hold, &order));
-    const int64_t at_a_time = sets_at_a_time(op);
-    for (int64_t s = 0; s < op->sets.count; s += at_a_time) {
-        const int64_t       left = op->sets.count - s;
-        const muvox_gravnet part = op->sets.splits ? *op : some_sets(op, s, left < at_a_time ? left : at_a_time);
-        const int32_t      *order_of_part = order ? order + s * op->sets.size : nullptr; /* s is 0 if ragged */
+    FORWARD(parts_of(ctx, op, &parts));
+    for (int64_t p = parts; p > 0; p--) { /* backwards: the last is the largest */
+        const int64_t       first = count * (p - 1) / parts, last = count * p / parts;
+        const muvox_gravnet part = parts == 1 ? *op : some_sets(op, first, last - first);
+        const int32_t      *order_of_part = order ? order + first * op->sets.size : nullptr;
 
         FORWARD(with_dtype(op->feats.dtype, [&](auto element) {
             return with_places(part.sets.rows, op->k, [&](auto place) {
-                return backward<decltype(element), decltype(place)>(ctx, &part, order_of_part);
+                return backward<decltype(element), decltype(place)>(ctx, &part, order_of_part, &memory);
             });
         }));
     }

@@ -14,8 +14,8 @@ muvox_status device_status(muvox_context *ctx, const char *op, cudaError_t error
 
 muvox_status workspace::take(const char *op, int64_t bytes)
 {
+    if (bytes <= size) return MUVOX_OK;
     give_back();
-    if (bytes <= 0) return MUVOX_OK;
     if (ctx->alloc)
         block = ctx->alloc(ctx->user, static_cast<size_t>(bytes));
     else {
@@ -27,6 +27,7 @@ muvox_status workspace::take(const char *op, int64_t bytes)
     }
     REQUIRE(block, MUVOX_OUT_OF_MEMORY, "%s: out of memory, no workspace of %lld bytes on device %d", op,
             static_cast<long long>(bytes), ctx->device);
+    size = bytes;
     return MUVOX_OK;
 }
 
@@ -38,6 +39,7 @@ void workspace::give_back()
     else
         cudaFreeAsync(block, stream_of(ctx));
     block = nullptr;
+    size = 0;
 }
 
 muvox_status check_splits_on_device(muvox_context *ctx, const char *op_name, const char *name, const muvox_sets *sets)

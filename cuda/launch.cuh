@@ -53,7 +53,7 @@ class workspace
     }
     workspace(const workspace &) = delete;
     workspace               &operator=(const workspace &) = delete;
-    muvox_status             take(const char *op, int64_t bytes);
+    muvox_status             take(const char *op, int64_t bytes); /* what it has stays if that is enough */
     void                     give_back();
     template <typename T> T *as() const
     {
@@ -63,6 +63,7 @@ class workspace
   private:
     muvox_context *ctx;
     void          *block = nullptr;
+    int64_t        size = 0;
 };
 
 inline cudaStream_t stream_of(const muvox_context *ctx)

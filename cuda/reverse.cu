@@ -200,7 +200,7 @@ static muvox_status plan_counting(muvox_context *ctx, const char *op_name, const
     int           bytes = 0;
 
     *plan = {};
-    if (!sets.count || places > (sets.count < 64 ? 1 << 16 : 1 << 28) || sets.count > INT32_MAX) return MUVOX_OK;
+    if (!sets.count || places > (sets.count < MANY_SETS ? 1 << 16 : 1 << 28) || sets.count > INT32_MAX) return MUVOX_OK;
     CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx->device));
     const auto fitting = [&](int64_t room) { return sets.size ? room / 4 / sets.size : (int64_t)MOST_WARPS; };
     int64_t    warps = fitting(bytes / 2 - 1024 - staged);
@@ -213,6 +213,16 @@ static muvox_status plan_counting(muvox_context *ctx, const char *op_name, const
     if (warps < least) return MUVOX_OK;
     if (warps > wanted) warps = wanted;
     plan->warps = (int)(warps < MOST_WARPS ? warps : (int64_t)MOST_WARPS);
+    return MUVOX_OK;
+}
+
+muvox_status places_are_counted(muvox_context *ctx, const char *op_name, const muvox_sets &sets,
+                                const muvox_sets &query_sets, int64_t k, bool *counted)
+{
+    counting plan;
+
+    FORWARD(plan_counting(ctx, op_name, sets, query_sets, k, &plan));
+    *counted = plan.warps;
     return MUVOX_OK;
 }
 

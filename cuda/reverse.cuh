@@ -36,6 +36,13 @@ template <typename P>
 muvox_status reverse_picks(muvox_context *ctx, const char *op, int64_t N, int64_t count, const uint32_t *picks,
                            const P *places, workspace *hold, reverse_list<P> *list);
 
+/* Whether the places of such sets are counted: nothing is taken beside *hold then. */
+muvox_status places_are_counted(muvox_context *ctx, const char *op, const muvox_sets &sets,
+                                const muvox_sets &query_sets, int64_t k, bool *counted);
+
+/* Sets that are enough for counting to be worth it, one block each. */
+enum { MANY_SETS = 64 };
+
 /* f with a value of the type that holds the places of so many rows. */
 template <typename F> muvox_status with_places(int64_t rows, int64_t k, F f)
 {
