@@ -75,7 +75,8 @@ class TrainingData:
 
     Attributes: `training` and `validation`, numbers of the volumes used; `shape` of the boxes trained on, `box`, that of
     the boxes predicted in (see `Settings.crop`); `weights` of background and block voxels in the loss; `prior`, the
-    prediction without muons (see `Checkpoint`); `cut`, share of the muons whose values are cut, by column. Volumes without muons are left out with a warning.
+    prediction without muons (see `Checkpoint`); `cut`, share of the muons whose values are cut, by column. Volumes
+    without muons are left out with a warning.
     Raises ScanError for data that cannot be trained on.
     """
 
