@@ -40,7 +40,9 @@ MUVOX_API muvox_status muvox_aggregate_forward(muvox_context *ctx, const muvox_a
  * grad_feats[j,f] = Σ w[i,r] dm[i,r,f] over all (i, r) that picked j, i ascending;   grad_weights[i,r] = Σ_f dm[i,r,f] feats[j,f] */
 MUVOX_API muvox_status muvox_aggregate_backward(muvox_context *ctx, const muvox_aggregate *op);
 
-/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it. */
+/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it.
+ * Workspace: backward 8 bytes for each of N · k places and 20 for each row; ragged batches and few or large sets take 16
+ * more a place while they are sorted. */
 MUVOX_API muvox_status muvox_aggregate_forward_cuda(muvox_context *ctx, const muvox_aggregate *op);
 MUVOX_API muvox_status muvox_aggregate_backward_cuda(muvox_context *ctx, const muvox_aggregate *op);
 

@@ -48,7 +48,10 @@ MUVOX_API muvox_status muvox_gravnet_forward(muvox_context *ctx, const muvox_gra
  * grad_coords[i] = Σ_r −2 scale w u_j dw (x_i − x_j), and the opposite to x_j. */
 MUVOX_API muvox_status muvox_gravnet_backward(muvox_context *ctx, const muvox_gravnet *op);
 
-/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it. */
+/* The same on the context's device and stream, in libmuvox_cuda: all data lies there, and nothing waits for it.
+ * Workspace: knn's forward, and coords once more where their rows are no multiple of 4 floats (doubles); backward 8 bytes
+ * for each of N · k places (16 in double) and some 30 for each row, but of a uniform batch for a part of about 32 MiB at
+ * a time, at least 64 sets; ragged batches and few or large sets take 16 more a place while they are sorted. */
 MUVOX_API muvox_status muvox_gravnet_forward_cuda(muvox_context *ctx, const muvox_gravnet *op);
 MUVOX_API muvox_status muvox_gravnet_backward_cuda(muvox_context *ctx, const muvox_gravnet *op);
 
