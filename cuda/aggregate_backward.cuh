@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_AT_ONCE<wide_t<T>>)
                 i = (int)((int64_t)(place >> list.bits) - to.begin);
                 r = (int)(place & ((UINT64_C(1) << list.bits) - 1));
                 /* A plain load: set_dw may put something else there, when the bits are read. */
-                rank_or_bits = BITS ? own.bits[i * a.k + r] : (unsigned)r;
+                rank_or_bits = BITS ? own.bits[(int64_t)i * a.k + r] : (unsigned)r;
                 decay = own.weight.decay(i, r, to.i, &first_four);
                 if (mean) share = __ldg(own.shares + i);
             }
